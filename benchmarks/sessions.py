@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from recurra.decoding.prepare import prepare_for_decoding
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes, tensors
@@ -105,7 +106,7 @@ def _prepared_rates(model: nn.Module) -> dict[str, int]:
         )
         for weights in (None, "float32", "int8")
         for n_streams in (1, 8)
-        for streams in [Streams(model, weights=weights)]
+        for streams in [Streams(model, runner=None if weights is None else prepare_for_decoding(model, weights))]
     }
 
 

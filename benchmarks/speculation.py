@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
+from recurra.decoding.prepare import prepare_for_decoding
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
@@ -70,7 +71,7 @@ class Decoder:
     def __init__(
         self, large: LanguageModel, small: LanguageModel, prompt: Tensor, n_drafted: int, n_tokens: int
     ) -> None:
-        self.stream, self.draft = Stream(large, weights="float32"), Stream(small, weights="float32")
+        self.stream, self.draft = (Stream(model, runner=prepare_for_decoding(model)) for model in (large, small))
         self.prompt, self.n_drafted, self.n_tokens = prompt, n_drafted, n_tokens
         self.tokens: list[int] = []
         self.acceptance_rate = float("nan")

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,49 +10,16 @@ import jaxtyping
 import torch
 from beartype import beartype
 
-# What Numba and Triton compile stays as it is, and so do the wrappers that torch's dispatcher calls: the functions
-# around them carry the shapes.
 _CHECKED = [
-    "recurra.analysis",
-    "recurra.ops.cells.orthogonal",
-    "recurra.ops.cells.gru",
-    "recurra.ops.cells.gru",
-    "recurra.ops.cells.gru_cpu",
-    "recurra.ops.cells.gru",
-    "recurra.ops.cells.gru_steps",
-    "recurra.ops.cells.ncgru",
-    "recurra.ops.cells.orthogonal",
-    "recurra.ops.cells.gru_cpu",
-    "recurra.ops.cells.slstm_cpu",
-    "recurra.ops.cells.slstm",
-    "recurra.cli",
-    "recurra.convert",
-    "recurra.data",
-    "recurra.evaluation",
-    "recurra.ops.gate_loop.reference",
-    "recurra.ops.gate_loop.reference",
-    "recurra.ops.gate_loop.operator",
-    "recurra.ops.gate_loop.fused",
-    "recurra.ops.gate_loop.reference",
-    "recurra.streams",
-    "recurra.convert.huggingface.configuration",
-    "recurra.convert.huggingface.folder",
-    "recurra.convert.huggingface.modeling",
-    "recurra.convert.huggingface.tokenizer",
-    "recurra.layers",
-    "recurra.lengths",
-    "recurra.mixers",
-    "recurra.models",
-    "recurra.train.run",
-    "recurra.ops.scan.reference",
-    "recurra.ops.scan.convolution",
-    "recurra.ops.scan.operator",
-    "recurra.ops.scan.reference",
-    "recurra.ops.selective_scan.operator",
-    "recurra.ssm",
-    "recurra.state",
-    "recurra.train",
+    f"recurra.{name}"
+    for name in (
+        *("analysis", "convert", "data", "layers", "lengths", "mixers", "models", "pretrained", "state", "streams"),
+        *(f"ops.{name}" for name in ("cells", "delta_rule", "gate_loop", "scan", "selective_scan")),
+        *("train", "video"),
+    )
 ]
+_COMPILED = re.compile(r"(cpu|triton|kernels?)$")
+"""Modules whose functions Numba and Triton compile, by the ends of their names: they stay as they are."""
 
 MOST_CALLS = 8
 """How many calls of a function are looked at in one test. A stream of a thousand steps has a thousand calls of one
@@ -78,10 +46,10 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
     """Decorate as jaxtyping does, but check each kind of call once, among the first `MOST_CALLS` of every test."""
     if function is None:
         return functools.partial(kinds_of_calls_checked, jaxtyped, typechecker=typechecker)
-    if function.__module__.endswith("_kernels"):  # Numba compiles what is in there
-        return function
     if not inspect.isfunction(function):
         return jaxtyped(function, typechecker=typechecker)
+    if _COMPILED.search(function.__module__) or "jaxtyping" not in repr(function.__annotations__):
+        return function
     checked, test, calls = None, 0, 0
     passed: set[tuple] = set()
 

@@ -29,7 +29,9 @@ def test_conda_needs_what_the_wheel_needs():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wheel = {CONDA_NAMES.get(_name(word), _name(word)): word for word in project["dependencies"]}
+    extras = project["optional-dependencies"]  # conda has none: its package has the command line and the figures
+    words = [*project["dependencies"], *extras["train"], *extras["plot"]]
+    wheel = {CONDA_NAMES.get(_name(word), _name(word)): word for word in words}
     text = re.sub(r"{%.*?%}|{{.*?}}", "", (ROOT / "packaging/conda/meta.yaml").read_text(encoding="utf-8"))
     conda = {_name(word): word for word in yaml.safe_load(text)["requirements"]["run"]}
     assert conda.keys() - CONDA_ALONE == wheel.keys()

@@ -29,7 +29,12 @@ def test_what_goes_is_named():
 
 @pytest.mark.parametrize(
     ("found", "moved"),
-    [("a, b, c, d, e", []), ("a, b, c, e, *, f, d, **g", []), ("a, e, b, c, *, d", ["b", "c"]), ("a, b, *, c, d", ["c"])],
+    [
+        ("a, b, c, d, e", []),
+        ("a, b, c, e, *, f, d, **g", []),
+        ("a, e, b, c, *, d", ["b", "c"]),
+        ("a, b, *, c, d", ["c"]),
+    ],
 )
 def test_a_parameter_that_moves_is_named(found, moved):
     expected = [f"recurra.one: place of parameter {name}" for name in moved]

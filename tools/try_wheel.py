@@ -21,6 +21,7 @@ from tools.start_page import Step, steps
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+EXTRAS = "train,plot,export"  # what the start page needs
 LARGEST_MINUTES = 30
 
 
@@ -59,7 +60,7 @@ def try_in(python: str, wheel: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         env = Path(folder) / "env"
         _run([python, "-m", "venv", str(env)], folder)
-        _install(env, [f"{wheel}[export]"], folder)
+        _install(env, [f"{wheel}[{EXTRAS}]"], folder)
         installed = time.monotonic()
         todo = [step for step in steps() if not step.installs]
         for step in todo:
@@ -89,20 +90,9 @@ def resolve_for(version: str, wheel: Path) -> str:
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         return "not on this machine, and without uv its dependencies cannot be looked up"
-    command = [
-        uv,
-        "pip",
-        "compile",
-        "-q",
-        "--python-version",
-        version,
-        "--only-binary",
-        ":all:",
-        "-c",
-        str(CONSTRAINTS),
-    ]
+    command = [uv, *f"pip compile -q --python-version {version} --only-binary :all: -c {CONSTRAINTS}".split()]
     with tempfile.NamedTemporaryFile("w", suffix=".in") as requirements:
-        requirements.write(f"recurra[export] @ {wheel.resolve().as_uri()}\n")
+        requirements.write(f"recurra[{EXTRAS}] @ {wheel.resolve().as_uri()}\n")
         requirements.flush()
         found = subprocess.run([*command, requirements.name], capture_output=True, text=True)
     if found.returncode:

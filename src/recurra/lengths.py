@@ -201,18 +201,14 @@ def check_lengths(x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> 
         )
 
 
-def blank(x: Shaped[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None) -> Shaped[Tensor, "B L *rest"]:
-    """Put zeros where a step does not count, without a gradient: nothing that stands there is read, not even NaN."""
-    return x if mask is None else x.masked_fill(~_along(mask, x), 0)
+def mask_fill(
+    x: Shaped[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None, value: int
+) -> Shaped[Tensor, "B L *rest"]:
+    """Put `value` where a step does not count, without a gradient: nothing there is read, not even NaN.
 
-
-def keep(a: Shaped[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None) -> Shaped[Tensor, "B L *rest"]:
-    """Put transitions of 1 where a step does not count: the state passes through."""
-    return a if mask is None else a.masked_fill(~_along(mask, a), 1)
-
-
-def _along(mask: Tensor, x: Tensor) -> Tensor:
-    return mask.view(*mask.shape, *[1] * (x.dim() - 2))
+    Inputs of 0 and transitions of 1 let a state pass through.
+    """
+    return x if mask is None else x.masked_fill(~mask.view(*mask.shape, *[1] * (x.dim() - 2)), value)
 
 
 # --- rows that start anew inside of a call: `reset` (B, L) is True at the first step of each new sequence ---

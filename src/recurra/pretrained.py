@@ -1,6 +1,5 @@
 """A GateLoop trained on Memory Horizon: its gates close where the input says so."""
 
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from recurra.streams.stream import Stream
 __all__ = ["memory_horizon"]
 
 _FOLDER = Path(__file__).with_name("pretrained_models")
-_WEIGHTS = _FOLDER / "memory-horizon.safetensors"
-_CARD = _FOLDER / "memory-horizon.md"
+_WEIGHTS, _CARD = _FOLDER / "memory-horizon.safetensors", _FOLDER / "memory-horizon.md"
 
 
 def memory_horizon() -> "_HorizonModel":
@@ -40,8 +38,8 @@ class _HorizonModel:
     """
 
     def __init__(self, portable: PortableModel) -> None:
-        if portable.experiment is None or portable.step is None:
-            raise ValueError(f"{_WEIGHTS} does not say what its weights were trained on; expected the shipped file")
+        assert portable.experiment is not None
+        assert portable.step is not None
         self.model: nn.Module = portable.model
         self.step: int = portable.step
         self._data = MemoryHorizonConfig(**portable.experiment["data"])
@@ -85,15 +83,12 @@ class _HorizonModel:
 
     def draw_gates(self, folder: Path | str) -> list[Path]:
         """Draw |a| and phases over a test sequence into `folder` (GateLoop, Figures 5 and 8); return the files."""
-        return list(self._draw(Path(folder)))
-
-    def _draw(self, folder: Path) -> Iterator[Path]:
         from recurra.analysis.plots.figure import save  # matplotlib takes long to import
         from recurra.analysis.plots.gates import gate_magnitudes, gate_phases
 
         gates = self.gates()
-        yield from save(gate_magnitudes(gates, reset_token=self.reset_token), folder, "gate-magnitudes")
-        yield from save(gate_phases(gates), folder, "gate-phases")
+        magnitudes = save(gate_magnitudes(gates, reset_token=self.reset_token), folder, "gate-magnitudes")
+        return magnitudes + save(gate_phases(gates), folder, "gate-phases")
 
     @property
     def _test_tokens(self) -> Int[Tensor, "N L"]:

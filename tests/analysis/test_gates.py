@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.analysis.gates import GateRecord, record_gates, reset_contrast, transition_magnitudes
+from recurra.analysis.gates import GateRecord, record_gates, reset_contrast
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY, WIDTH, CHANNELS = 6, 8, 5
@@ -99,23 +99,8 @@ def test_the_state_that_comes_in_counts(model, tokens):
     assert not torch.allclose(record.magnitudes[1], record_gates(model, tokens).magnitudes[1], atol=1e-3)
 
 
-def test_transition_magnitudes_is_the_record_s(model, tokens):
-    magnitudes = transition_magnitudes(model, tokens)
-    assert isinstance(magnitudes, list)
-    for magnitude, recorded in zip(magnitudes, record_gates(model, tokens).magnitudes, strict=True):
-        assert torch.equal(magnitude, recorded)
-
-
-def test_a_record_is_float32_without_gradients(model, tokens):
-    record = record_gates(model.double(), tokens)
-    for values in (*record.magnitudes, *record.phases):
-        assert values.dtype == torch.float32
-        assert not values.requires_grad
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_afterwards_as_before(model, tokens, training):
-    model.train(training)
+def test_the_model_is_afterwards_as_before(model, tokens):
+    model.train()
     model.blocks[2].mixer.eval()
     modes = [module.training for module in model.modules()]
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -129,14 +114,6 @@ def test_the_model_is_afterwards_as_before(model, tokens, training):
         assert torch.equal(value, before[name])
 
 
-def test_hooks_and_modes_come_back_after_an_error(model):
-    model.train()
-    with pytest.raises(IndexError):
-        record_gates(model, torch.full((1, 3), VOCABULARY))
-    assert all(module.training for module in model.modules())
-    assert all(not module._forward_pre_hooks for module in model.modules())
-
-
 def test_a_model_without_gates_is_refused(tokens):
     with pytest.raises(
         ValueError, match=r"model is one with the mixers PlainMixer; expected a mixer with a method transition\(x\)"
@@ -147,63 +124,6 @@ def test_a_model_without_gates_is_refused(tokens):
 def test_a_module_without_blocks_is_refused(tokens):
     with pytest.raises(TypeError, match=r"model is an Embedding .*; expected one with blocks, each with a mixer"):
         record_gates(nn.Embedding(VOCABULARY, WIDTH), tokens)
-
-
-@pytest.fixture(params=["data", "fixed"])
-def language_model(request):
-    torch.manual_seed(0)
-    options = {"d_qk": 10, "n_heads": 10, "d_v": 10, "transition": request.param}
-    config = LanguageModelConfig(
-        VOCABULARY, n_layer=3, d_model=WIDTH, d_channel_mixing=12, mixer_options=options, dropout=0.3
-    )
-    return LanguageModel(config)
-
-
-def test_a_language_model_s_gates_follow_from_the_layers_inputs(language_model, tokens):
-    record = record_gates(language_model, tokens)
-    assert record.layers == (0, 1, 2)
-    language_model.eval()
-    x = language_model.embedding(tokens)
-    for block, magnitude, phase in zip(language_model.blocks, record.magnitudes, record.phases, strict=True):
-        wanted = block.mixer.transition(block.norm_mixing(x))
-        assert magnitude.shape == (2, 7, 10)
-        torch.testing.assert_close(magnitude, wanted[0].detach(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(phase, wanted[1].detach(), rtol=1e-5, atol=1e-6)
-        x, _ = block(x)
-
-
-@pytest.mark.parametrize("cut", [1, 3, 6])
-def test_a_stream_in_two_pieces_has_the_gates_of_the_whole(language_model, tokens, cut):
-    whole = record_gates(language_model, tokens)
-    language_model.eval()
-    _, state = language_model(tokens[:, :cut])
-    pieces = (
-        record_gates(language_model, tokens[:, :cut]),
-        record_gates(language_model, tokens[:, cut:], state),
-    )
-    for layer, magnitude in enumerate(whole.magnitudes):
-        joined = torch.cat([piece.magnitudes[layer] for piece in pieces], dim=1)
-        torch.testing.assert_close(joined, magnitude, rtol=1e-5, atol=1e-6)
-
-
-def test_a_record_shares_no_memory_with_the_model_or_the_input(language_model, tokens):
-    record = record_gates(language_model, tokens)
-    kept = [values.clone() for values in (*record.magnitudes, *record.phases, record.tokens)]
-    assert not any(values.requires_grad for values in (*record.magnitudes, *record.phases))
-    with torch.no_grad():
-        for parameter in language_model.parameters():
-            parameter.add_(1.0)
-    tokens.zero_()
-    for values, before in zip((*record.magnitudes, *record.phases, record.tokens), kept, strict=True):
-        assert torch.equal(values, before)
-
-
-def test_a_fixed_transition_stays_and_a_data_controlled_one_moves(language_model, tokens):
-    moves = [magnitude.std(dim=(0, 1)).max() for magnitude in transition_magnitudes(language_model, tokens)]
-    if language_model.config.mixer_options["transition"] == "fixed":
-        assert max(moves) < 1e-7
-    else:
-        assert min(moves) > 0.01
 
 
 def made_record(magnitudes, tokens):

@@ -70,15 +70,6 @@ def test_no_step_exceeds_its_bound(kind, size, gate_scale, input_scale, seed):
     assert (bound <= a_priori_step_bound(cell) * (1 + 1e-12)).all()
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.floats(1.0, 50.0), st.integers(0, 2**31))
-def test_states_beyond_one_are_bounded_too(scale, seed):
-    torch.manual_seed(seed)
-    cell = GRUCell(2, 5).double().requires_grad_(False)
-    x, h = torch.randn(3, 2).double(), scale * torch.randn(3, 5).double()
-    assert (step_norms(cell, x, h) <= step_bound(cell, x, h).norm * (1 + 1e-12)).all()
-
-
 def test_one_channel_meets_the_bound():
     """c = 1, h = -1, u = 1/2, r = 0: the derivative is (1 - u) + (c - h) u (1 - u) U_u, and so is alpha."""
     cell = GRUCell(1, 1).double().requires_grad_(False)
@@ -110,9 +101,3 @@ def test_products_and_powers_of_what_comes_later():
     torch.testing.assert_close(_log10_products(factors), expected, rtol=1e-12, atol=1e-14)
     expected = torch.tensor([5.0**3, 5.0**2, 0.1, 1.0], dtype=torch.float64).log10()
     torch.testing.assert_close(_log10_powers(factors), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_products_beyond_float64():
-    factors = torch.full((1001,), 10.0).double()
-    for bound in (_log10_products(factors), _log10_powers(factors)):
-        torch.testing.assert_close(bound, torch.arange(1000, -1, -1).double(), rtol=1e-12, atol=0)

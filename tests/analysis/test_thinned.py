@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +14,3 @@ def test_it_is_every_nth_item_with_the_least_n_that_fits(n, limit):
     while len(range(0, n, stride)) > limit:
         stride *= 2
     assert thinned.items == list(range(0, n, stride))
-
-
-def test_a_limit_below_two_is_refused():
-    with pytest.raises(ValueError, match="limit is 1; expected at least 2"):
-        Thinned(1)

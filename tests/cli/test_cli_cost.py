@@ -68,14 +68,6 @@ def test_mistakes_are_explained(capsys, tmp_path):
     assert "which is neither a file nor the name of a recipe" in failure(capsys, "cost", str(tmp_path / "nothing.yaml"))
 
 
-def test_nothing_is_drawn_or_written_unless_asked_for(tmp_path, monkeypatch):
-    recipe = written(tmp_path / "recipe.yaml", CRT)
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    assert main(["cost", recipe, "--vocabulary", "9"]) == 0
-    assert not list((tmp_path / "empty").iterdir())
-
-
 def test_a_trained_and_scored_run_is_drawn(tmp_path, capsys):
     run, figures = str(tmp_path / "run"), str(tmp_path / "figures")
     for split, n_lines in (("train", 20), ("valid", 3), ("test", 4)):

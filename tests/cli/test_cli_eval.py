@@ -49,12 +49,6 @@ def test_words_that_are_no_temperature_are_refused(capsys, trained):
         assert f"{word!r}; expected a number above 0, or valid" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, trained):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert main(["eval", trained, "--device", "cuda"]) != 0
-    assert "--device is cuda, and PyTorch finds no CUDA device; expected cpu or auto" in capsys.readouterr().err
-
-
 def test_the_model_is_moved_to_the_device(monkeypatch, trained):
     """No other device computes here: what is scored is a model moved to float64 in its place."""
     monkeypatch.setattr("recurra.cli.evaluate.chosen_device", lambda wanted, name: torch.float64)

@@ -5,9 +5,8 @@ import threading
 import urllib.request
 
 import pytest
-from tests.cli.conftest import failure
 
-from recurra.cli.explore import _open_when_ready, _page_address
+from recurra.cli.serve import _open_when_ready, _page_address
 
 
 @pytest.mark.parametrize(
@@ -20,6 +19,11 @@ from recurra.cli.explore import _open_when_ready, _page_address
 )
 def test_the_address_is_one_that_this_machine_reaches(host, port, address):
     assert _page_address(host, port) == address
+
+
+def test_a_free_port_is_refused():
+    with pytest.raises(ValueError, match="--port is 0; expected a fixed one"):
+        _page_address("127.0.0.1", 0)
 
 
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:1"], ids=["no proxy", "a dead proxy"])
@@ -43,17 +47,3 @@ def test_the_page_is_opened_once_the_server_answers(monkeypatch, proxy):
         threading.Thread(target=server.handle_request, daemon=True).start()
         assert _open_when_ready(address, opened.append, seconds=60.0)
     assert opened == [address]
-
-
-def test_nothing_is_opened_where_no_server_answers():
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as free:
-        address = f"http://127.0.0.1:{free.server_address[1]}/"
-    opened: list[str] = []
-    assert not _open_when_ready(address, opened.append, seconds=0.3)
-    assert opened == []
-
-
-def test_a_free_port_is_refused(capsys, trained):
-    pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
-    message = "--port is 0; expected a fixed one: the page finds its streams again at the same address only"
-    assert message in failure(capsys, "explore", trained, "--port", "0")

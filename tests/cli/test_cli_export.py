@@ -1,7 +1,7 @@
 """`recurra export`: a run in the form of other programs."""
 
 import json
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,20 +35,24 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module", params=RUNS)
-def run(request, tmp_path_factory) -> str:
-    """A finished run."""
-    folder = tmp_path_factory.mktemp("runs")
+def _trained(name: str, folder: Path) -> str:
     for split in ("train", "valid", "test"):
         (folder / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    experiment, vocabulary, model = RUNS[request.param]
+    experiment, vocabulary, model = RUNS[name]
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(experiment=experiment, path=folder, vocabulary=vocabulary, model=model))
     assert main(["train", str(recipe), "--run", str(folder / "run")]) == 0
     return str(folder / "run")
 
 
-def test_transformers_loads_what_was_exported(run, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    return _trained("words", tmp_path_factory.mktemp("words"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_transformers_loads_what_was_exported(name, tmp_path, capsys):
+    run = _trained(name, tmp_path)
     capsys.readouterr()
     assert main(["export", "hf", run, str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
@@ -122,10 +126,3 @@ def test_what_cannot_be_exported(run, tmp_path, capsys):
     assert main(["export"]) == 2
     assert main(["export", "--help"]) == 0
     assert "hf" in capsys.readouterr().out
-
-
-def test_without_transformers_it_says_what_to_install(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "recurra.convert.huggingface", None)
-    monkeypatch.delattr(recurra, "huggingface")
-    assert main(["export", "hf", run, str(tmp_path / "out")]) == 2
-    assert "pip install 'recurra[hf]'" in capsys.readouterr().err

@@ -16,6 +16,6 @@ def test_info_names_versions_backends_and_mixers(capsys):
 def test_info_says_what_the_cpu_has(monkeypatch, native, said):
     monkeypatch.setattr(info, "has_native_bfloat16", lambda device: native)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
-    shown = dict(info.lines())
+    shown = dict(info._lines())
     assert shown["vector units"] == "AVX2"
     assert shown["bfloat16 on cpu"].startswith(said)

@@ -37,15 +37,15 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch):
 @pytest.mark.parametrize(
     ("package", "said"),
     [
-        ("av", "av is missing: pip install 'recurra[video]'"),
-        ("onnx.checker", "onnx.checker is missing: pip install 'recurra[export]'"),
+        ("av", 'av is missing: pip install "recurra[video]"'),
+        ("onnx.checker", 'onnx.checker is missing: pip install "recurra[export]"'),
     ],
 )
 def test_a_missing_extra_is_named(capsys, monkeypatch, package, said):
     def fail(words):
         raise ImportError("not there", name=package)
 
-    monkeypatch.setattr("recurra.cli.info.run", fail)
+    monkeypatch.setattr("recurra.cli.info.info", fail)
     assert main(["info"]) == 2
     assert capsys.readouterr().err == f"recurra info: {said}\n"
     monkeypatch.setenv("RECURRA_DEBUG", "1")
@@ -70,7 +70,7 @@ def fail_with(error):
     ],
 )
 def test_a_mistake_of_ours_is_one_sentence_with_an_exit_code_of_its_own(capsys, monkeypatch, error, said):
-    monkeypatch.setattr("recurra.cli.info.run", fail_with(error))
+    monkeypatch.setattr("recurra.cli.info.info", fail_with(error))
     assert main(["info"]) == 70
     end = "This should not have happened; please report it, with --debug for the traceback"
     assert capsys.readouterr().err == f"recurra info: {said}. {end}\n"
@@ -80,7 +80,7 @@ def test_a_mistake_of_ours_is_one_sentence_with_an_exit_code_of_its_own(capsys, 
 
 
 def test_an_interrupt_has_its_own_exit_code(capsys, monkeypatch):
-    monkeypatch.setattr("recurra.cli.info.run", fail_with(KeyboardInterrupt()))
+    monkeypatch.setattr("recurra.cli.info.info", fail_with(KeyboardInterrupt()))
     assert main(["info", "--debug"]) == 130
     assert capsys.readouterr().err == "recurra info: interrupted\n"
 
@@ -94,7 +94,7 @@ def test_an_interrupt_has_its_own_exit_code(capsys, monkeypatch):
     ],
 )
 def test_too_little_memory_says_how_much_was_asked_for(capsys, monkeypatch, allocate, said):
-    monkeypatch.setattr("recurra.cli.info.run", lambda words: allocate())
+    monkeypatch.setattr("recurra.cli.info.info", lambda words: allocate())
     assert main(["info"]) == 2
     expected = f"recurra info: out of memory: {said}; a smaller model, batch or sequence needs less\n"
     assert capsys.readouterr().err == expected
@@ -102,7 +102,7 @@ def test_too_little_memory_says_how_much_was_asked_for(capsys, monkeypatch, allo
 
 def test_debug_reaches_no_command_and_is_a_value_after_two_dashes(monkeypatch):
     seen = []
-    monkeypatch.setattr("recurra.cli.info.run", lambda words: seen.append(words) or 0)
+    monkeypatch.setattr("recurra.cli.info.info", lambda words: seen.append(words) or 0)
     assert main(["info", "--debug", "a", "--", "--debug"]) == 0
     assert seen == [["a", "--", "--debug"]]
 
@@ -116,7 +116,7 @@ def test_a_reader_that_goes_away_is_no_error():
     # In place of the command's module, which takes as long to import as torch.
     code = "import sys, types; from recurra.cli import main\n"
     code += "def run(words):\n    while True: print('more')\n"
-    code += "sys.modules['recurra.cli.info'] = types.SimpleNamespace(run=run)\nraise SystemExit(main(['info']))"
+    code += "sys.modules['recurra.cli.info'] = types.SimpleNamespace(info=run)\nraise SystemExit(main(['info']))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()

@@ -5,8 +5,6 @@ import sys
 import pytest
 
 from recurra.cli import main
-from recurra.train import config as optimizer_registry
-from recurra.train.metrics import read_metrics
 
 
 @pytest.fixture
@@ -53,34 +51,6 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
     words = ["train", str(text_recipe), "--run", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
     assert main(words) == 2
     assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
-
-
-def test_an_optimiser_of_ones_own_trains_and_resumes(text_recipe, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
-    monkeypatch.delitem(sys.modules, "own_optimizer_of_a_test", raising=False)
-    (tmp_path / "own_optimizer_of_a_test.py").write_text(
-        "from torch.optim import RMSprop\n"
-        "from recurra.train import register_optimizer\n"
-        "register_optimizer('rmsprop-of-a-test')(RMSprop)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    options = ["--optimizer.algorithm", "rmsprop-of-a-test", "--optimizer.own_options", "{alpha: 0.5}"]
-    words, run = (
-        ["train", str(text_recipe), "--training.max_steps", "2", "--schedule.final_fraction", "1", *options],
-        tmp_path / "run",
-    )
-    assert main([*words, "--run", str(run)]) == 2
-    assert "optimizer.algorithm is 'rmsprop-of-a-test'; expected one of adamw, muon, sgd" in capsys.readouterr().err
-    own = ["--import", "own_optimizer_of_a_test"]
-    assert main([*words, "--run", str(run), *own]) == 0
-    assert main([*words, "--optimizer.own_options", "{alphas: 1}", "--run", str(tmp_path / "other"), *own]) == 2
-    expected = "optimizer.own_options is options with 'alphas' for rmsprop-of-a-test; expected some of alpha, eps,"
-    assert expected in capsys.readouterr().err
-    assert main(["train", "--resume", str(run), "--training.max_steps", "4", *own]) == 0
-    assert main([*words, "--training.max_steps", "4", "--run", str(tmp_path / "whole"), *own]) == 0
-    ends = [read_metrics(folder / "metrics.csv")[-1]["valid_loss"] for folder in (run, tmp_path / "whole")]
-    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("name", ["there.is.none", "own_code_of_tests.py", "own_code_of_tests.none", "./own.py", ""])

@@ -46,11 +46,6 @@ def scores(run: str, file: str = "eval-test.json") -> dict:
     return json.loads((Path(run) / file).read_text())
 
 
-def test_a_row_is_trained_into_a_folder_of_its_own(workplace):
-    assert {path.name for path in (workplace / "runs").iterdir()} == {"toy-xl", "toy-crt"}
-    assert json.loads((workplace / "runs" / "toy-crt" / "summary.json").read_text())["finished"] is True
-
-
 def test_eval_reports_lengths_and_no_accuracy(capsys):
     assert main(["eval", "runs/toy-xl"]) == 0
     printed = capsys.readouterr().out
@@ -72,15 +67,6 @@ def test_other_lengths_are_scored_apart(capsys):
     assert scores("runs/toy-xl") == before
     assert main(["eval", "runs/toy-crt", "--data.segment_length", "27"]) == 0
     assert scores("runs/toy-crt", "eval-test-segment_length-27.json")["segment_length"] == 27
-
-
-def test_a_corpus_that_moved_is_no_change(workplace, capsys):
-    elsewhere = workplace / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
-    for path in (workplace / "corpus").glob("*.txt"):
-        (elsewhere / path.name).write_text(path.read_text())
-    assert main(["eval", "runs/toy-crt", "--data.path", str(elsewhere)]) == 0
-    assert scores("runs/toy-crt")["changes"] == {}
 
 
 @pytest.mark.parametrize(

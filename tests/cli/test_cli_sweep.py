@@ -1,14 +1,8 @@
 """`recurra sweep`: what is tried, in which folders, and what a second call does."""
 
-from pathlib import Path
-
 import pytest
-from rich.console import Console
-from tests.printed_tables import printed_columns
 
 from recurra.cli import main, sweep
-from recurra.cli.sweep import _sweep_table, _SweptRun
-from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe
 from recurra.train.start import start_run
@@ -39,7 +33,7 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(words, tmp_path,
     assert main(words) == 0
     names = [f"seed={seed},learning_rate={rate}" for seed in (0, 1) for rate in ("0.001", "1e30")]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
-    rows = read_metrics(tmp_path / "out" / names[0] / "metrics.csv")
+    rows = read_metrics(tmp_path / "out" / names[0] / "log.jsonl")
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
     assert capsys.readouterr().out.count("diverged") == 2
     fitted, fit = [], sweep.Trainer.fit
@@ -63,7 +57,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
     text_recipe.write_text(text_recipe.read_text().replace("max_steps: 2", "patience: 7, max_steps: 3, log_every: 1"))
     assert main(words) == 0
     for run in (tmp_path / "out").iterdir():
-        assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
+        assert read_metrics(run / "log.jsonl")[-1]["step"] == 3
         length = load_recipe(run / "config.yaml").training
         assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
 
@@ -74,14 +68,6 @@ def test_a_shorter_sweep_does_not_take_longer_runs_for_its_own(words, tmp_path, 
     assert main([*words, "--training.max_steps", "2"]) == 2
     assert "is 2 steps in all; expected at least 3, which the run has already made" in capsys.readouterr().err
     assert (tmp_path / "out" / "seed=0" / "config.yaml").read_text() == config
-
-
-def test_a_run_killed_before_its_first_checkpoint_of_a_step_goes_on_from_its_best(words, tmp_path):
-    assert main([*words, "--training.eval_every", "1"]) == 0
-    for path in CheckpointFolder(tmp_path / "out" / "seed=0" / "checkpoints").steps():
-        path.unlink()
-    assert main([*words, "--training.eval_every", "1", "--training.max_steps", "3"]) == 0
-    assert read_metrics(tmp_path / "out" / "seed=0" / "metrics.csv")[-1]["step"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -101,30 +87,3 @@ def test_runs_of_other_settings_are_not_taken_for_those_of_a_sweep(words, text_r
     capsys.readouterr()
     assert main([*words, *(word.replace("OTHER", str(tmp_path / "other")) for word in more)]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_column_has_the_values_of_its_key():
-    runs = [_SweptRun(Path("a"), {"data.seed": "1", "training.seed": "2"}, {"step": 3, "loss": 0.5})]
-    runs += [_SweptRun(Path("b"), {"training.seed": "4", "data.seed": "5"}, {"step": 3, "loss": 0.4})]
-    table = _sweep_table("sweep", ["data.seed", "training.seed"], runs, "loss")
-    assert [column.header for column in table.columns][:2] == ["data.seed", "training.seed"]
-    assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]
-
-
-def test_values_and_folders_are_whole_on_a_narrow_terminal(capsys):
-    keys = ["optimizer.learning_rate", "training.seed", "model.d_model"]
-    rates = ("0.00123456789", "0.00323456789")
-    folders = [Path(f"runs/memory-horizon-data-controlled-sweep/learning_rate={rate},seed=0") for rate in rates]
-    scores = {"loss": 1.23456, "accuracy": 0.75, "step": 12000}
-    runs = [_SweptRun(folder, dict(zip(keys, (rate, "0", "128"))), scores) for folder, rate in zip(folders, rates)]
-    Console(width=80, markup=False).print(_sweep_table("sweep", keys, runs, "loss"))
-    columns = printed_columns(capsys.readouterr().out)
-    assert columns[0] == "".join(("learning_rate", *rates))
-    assert columns[-1] == "".join(("run", *map(str, folders)))
-
-
-def test_brackets_in_names_are_printed(words, tmp_path, capsys):
-    """In a table of rich they would be markup."""
-    words[3] = str(tmp_path / "[wide]")
-    assert main(words) == 0
-    assert "[wide]" in capsys.readouterr().out

@@ -7,20 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from tests.cli.conftest import RECIPE, failure, measured
 from tests.killed_runs import Ending, train_until
 
-from recurra.cli import main
+from recurra.cli import main, train
 
 
 def test_train_writes_a_complete_run(trained):
     run = Path(trained)
-    assert {path.name for path in run.iterdir()} >= {
-        "config.yaml",
-        "log.jsonl",
-        "summary.json",
-        "checkpoints",
-    }
+    assert {path.name for path in run.iterdir()} >= {"config.yaml", "log.jsonl", "summary.json", "checkpoints"}
     rows = measured(run)
     assert [int(row["step"]) for row in rows] == list(range(1, 13))
     assert [row["step"] for row in rows if row["valid_loss"]] == [4, 8, 12]
@@ -28,15 +24,7 @@ def test_train_writes_a_complete_run(trained):
 
 
 def test_overrides_reach_the_run_wherever_they_stand(recipe, tmp_path):
-    words = [
-        "train",
-        "--training.epochs",
-        "1",
-        recipe,
-        "--run",
-        str(tmp_path / "run"),
-        "--training.max_steps=2",
-    ]
+    words = ["train", "--training.epochs", "1", recipe, "--run", str(tmp_path / "run"), "--training.max_steps=2"]
     assert main(words) == 0
     assert len(measured(tmp_path / "run")) == 2
 
@@ -80,14 +68,6 @@ def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_p
     cache = Path(said.removeprefix("cache folder: "))
     assert cache.parent == Path(os.environ["XDG_CACHE_HOME"]) / "recurra"
     assert list(cache.glob("train-*.bin"))
-
-
-def test_a_missing_corpus_leaves_no_run(capsys, tmp_path):
-    (tmp_path / "text.yaml").write_text("experiment: text\n")
-    run, corpus = tmp_path / "run", tmp_path / "nowhere"
-    message = failure(capsys, "train", str(tmp_path / "text.yaml"), "--run", str(run), "--data.path", str(corpus))
-    assert str(corpus) in message
-    assert not run.exists()
 
 
 @pytest.mark.parametrize(
@@ -158,3 +138,15 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys, reci
     assert "--checkpoint previous" in message
     assert main(["train", "--resume", str(run), "--checkpoint", "previous"]) == 0
     assert measured(run) == expected
+
+
+def test_a_command_that_ends_well_leaves_its_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "n_launched", lambda: 2)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with train._reporting_together():
+            assert dist.is_initialized()
+        assert not dist.is_initialized()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

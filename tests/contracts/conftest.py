@@ -1,6 +1,7 @@
 """Every registered module, small, as the contract suite sees it. A new mixer or model needs no entry here."""
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields
@@ -20,6 +21,10 @@ DEVICE = os.environ.get("RECURRA_TEST_DEVICE")
 """Where modules and inputs are made, as in RECURRA_TEST_DEVICE=cuda; without it, on the CPU."""
 D_MODEL = 12
 VOCABULARY = 11
+IN_A_MODEL = frozenset(random.Random(54).sample(sorted(recurra.list_mixers()), 5))
+"""Mixers that are also tested in a language model; the others are with `-m slow`."""
+COMPILED = {"gateloop", "min-gru", "gated-delta-net", "mamba", "mamba3", "slstm", "rotary-attention", "crt-ncgru"}
+"""One case for each kind of operator and of state that the compiler meets; the others are compiled with `-m slow`."""
 
 # beside every mixer with its default options
 VARIANTS: dict[str, dict[str, dict]] = {
@@ -89,15 +94,13 @@ class Case(NamedTuple):
     draw: Callable[[int, int], Tensor]  # (batch, length) -> input
     takes_no_steps: bool = True
     traced_steps: int = 3  # the compiler unrolls them; two calls fill a window or segment and begin the next
-    traced_both_ways: bool = True  # what else a variant of a model is made of is traced so in other cases
-    build_traced: Callable[[], nn.Module] | None = None  # what is traced both ways, if not the whole model
     pieces: tuple[int, ...] = (1, 1, 2, 3, 5, 7, 16, 17, 31)  # of the cuts: beyond any window, segment and vector
-    n_drawn: int = 6  # cuts, beside those that every case has
+    n_drawn: int = 3  # cuts, beside those that every case has
 
 
 # These models compute a segment of 4 steps after the other and remember 6: 9 steps cross all that there is to cross.
-_OF_SEGMENTS: dict[str, Any] = {"pieces": (1, 1, 2, 3, 5, 9), "n_drawn": 3}
-_OF_CLIPS: dict[str, Any] = {"pieces": (1, 1, 2, 3), "n_drawn": 3}  # their steps are whole segments
+_OF_SEGMENTS: dict[str, Any] = {"pieces": (1, 1, 2, 3, 5, 9)}
+_OF_CLIPS: dict[str, Any] = {"pieces": (1, 1, 2, 3)}  # their steps are whole segments
 
 
 def _channels(batch: int, length: int) -> Tensor:
@@ -167,28 +170,29 @@ def _model_cases() -> list[Case]:
             name = "-".join(filter(None, [entry.name, variant]))
             if entry.is_language_model:
                 build = lambda name=entry.name, options=options: build_model(name, **options)  # noqa: E731
-                case = Case(name, build, _tokens, **_OF_SEGMENTS)
-                if not variant and len(variants) > 1:  # one layer; the variants compile stacks
-                    case = case._replace(build_traced=lambda name=entry.name: build_model(name, n_layer=1))
+                cases.append(Case(name, build, _tokens, **_OF_SEGMENTS))
             else:
                 build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
-                case = Case(name, build, _clips, takes_no_steps=False, traced_steps=2, **_OF_CLIPS)
-            cases.append(case._replace(traced_both_ways=not variant))
+                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=2, **_OF_CLIPS))
     options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
     hybrid = {"mixer": list(options)[::-1], "mixer_options": options}
-    return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens, traced_both_ways=False)]
+    return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens)]
 
 
-def _cases() -> list[Case]:
+def all_cases() -> list[Case]:
     return _mixer_cases() + [
         case for case in _model_cases() if case.name not in ("timesformer", "pi-vit")
     ]  # they carry nothing
 
 
-def _compiled_cases() -> list[Case]:
-    """The cases that the compiler takes: a mixer with its default options is compiled in its language model."""
-    names = {case.name for case in _cases()}
-    return [case for case in _cases() if f"language-model-{case.name}" not in names]
+def is_sampled(case: Case) -> bool:
+    """Whether a case is not one of the language models that are left for `-m slow`."""
+    mixer = case.name.removeprefix("language-model-")
+    return mixer == case.name or mixer in IN_A_MODEL
+
+
+def _marked(is_quick: Callable[[Case], bool]) -> list[Any]:
+    return [pytest.param(case, id=case.name, marks=() if is_quick(case) else pytest.mark.slow) for case in all_cases()]
 
 
 @pytest.fixture(autouse=True)
@@ -197,12 +201,12 @@ def _on_the_device() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=_compiled_cases(), ids=lambda case: case.name)
+@pytest.fixture(params=_marked(lambda case: case.name in COMPILED))
 def compiled_case(request) -> Case:
     return request.param
 
 
-@pytest.fixture(params=_cases(), ids=lambda case: case.name)
+@pytest.fixture(params=_marked(is_sampled))
 def case(request) -> Case:
     return request.param
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import recurra
 from recurra import state as states
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
@@ -37,88 +36,54 @@ def changed(state, number, change):
     return states.map_tensors(lambda tensor: change(tensor) if next(counter) == number else tensor, state)
 
 
-def tensors_of(state):
-    return list(enumerate(states.tensors(state)))
-
-
 def refuses(case, module, state, error, *words):
     """The module refuses `state` for two streams, in a sentence that says what came and what was expected."""
-    with pytest.raises(error) as caught:
-        module(case.draw(2, 3), state)
-    message = str(caught.value)
-    assert "; expected " in message
-    assert message.startswith("state")
-    for word in words:
-        assert word in message
+    owner, x = getattr(module, "model", module), case.draw(2, 3)
+    for ask in (lambda: module(x, state), lambda: owner.require_state(state, 2)):
+        with pytest.raises(error) as caught:
+            ask()
+        message = str(caught.value)
+        assert "; expected " in message
+        assert message.startswith("state")
+        for word in words:
+            assert word in message
 
 
-@pytest.mark.parametrize("batch", [0, 1, 3])
-def test_another_batch(case, module, batch):
-    refuses(case, module, left_by(case, module, batch), ValueError, "on cpu")
-
-
-def test_one_tensor_of_another_batch(case, module):
-    state = left_by(case, module)
-    for number, tensor in tensors_of(state):
-        wrong = changed(state, number, lambda tensor: tensor[:1])
-        refuses(case, module, wrong, ValueError, str((1, *tensor.shape[1:])))
-
-
-def test_another_size(case, module):
-    state = left_by(case, module)
-    for number, tensor in tensors_of(state):
-        shape = (*tensor.shape[:-1], tensor.shape[-1] + 1)
-        refuses(case, module, changed(state, number, lambda tensor: tensor.new_zeros(shape)), ValueError, str(shape))  # noqa: B023
-
-
-def test_another_rank(case, module):
-    state = left_by(case, module)
-    for number, tensor in tensors_of(state):
-        refuses(case, module, changed(state, number, lambda tensor: tensor[..., None]), ValueError)
-        if tensor.dim() > 1:
-            refuses(case, module, changed(state, number, lambda tensor: tensor.flatten()), ValueError)
-
-
-def test_another_type(case, module):
-    narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-    state = left_by(case, module)
-    for number, tensor in tensors_of(state):
-        dtype = narrower[tensor.dtype]
-        wrong = changed(state, number, lambda tensor: tensor.to(dtype))  # noqa: B023
-        refuses(case, module, wrong, ValueError, str(dtype).removeprefix("torch."))
-
-
-def test_another_device(case, module):
+def test_states_of_another_form(case, module):
+    """Of another batch, size, rank, type or device, in all of the state or in one of its tensors."""
+    for batch in (0, 1, 3):
+        refuses(case, module, left_by(case, module, batch), ValueError, "on cpu")
     state, here = left_by(case, module), f"on {torch.get_default_device().type}"
-    for number, _ in tensors_of(state):
-        refuses(case, module, changed(state, number, lambda tensor: tensor.to("meta")), ValueError, "on meta", here)
-
-
-def test_no_tensor(case, module):
-    state = left_by(case, module)
-    for number, _ in tensors_of(state):
-        refuses(case, module, changed(state, number, lambda tensor: None), (ValueError, TypeError), "None")
+    narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    for number, tensor in enumerate(states.tensors(state)):
+        dtype, wider = narrower[tensor.dtype], (*tensor.shape[:-1], tensor.shape[-1] + 1)
+        for wrong, *words in (
+            (tensor[:1], str((1, *tensor.shape[1:]))),
+            (tensor.new_zeros(wider), str(wider)),
+            (tensor[..., None], str((*tensor.shape, 1))),
+            (tensor.to(dtype), str(dtype).removeprefix("torch.")),
+            (tensor.to("meta"), "on meta", here),
+        ):
+            refuses(case, module, changed(state, number, lambda _: wrong), ValueError, *words)  # noqa: B023
+        refuses(case, module, changed(state, number, lambda _: None), (ValueError, TypeError), "None")
 
 
 def test_another_modules_state(case, module):
     state = left_by(case, module)
     refuses(case, module, ForeignState(*list(states.tensors(state))[:1]), TypeError, "a ForeignState")
-    refuses(case, module, tuple(state), TypeError, "a tuple")
-    refuses(case, module, list(state), TypeError, "a list")
+    for wrong, word in ((tuple(state), "a tuple"), (list(state), "a list"), ("abc", "a str")):
+        refuses(case, module, wrong, TypeError, word)
     refuses(case, module, next(states.tensors(state)), TypeError)
-    refuses(case, module, "abc", TypeError, "a str")
-
-
-def test_other_layers(case, module):
-    state = left_by(case, module)
-    if not hasattr(state, "layers"):
-        return
-    n_layer = len(state.layers)
-    refuses(case, module, state._replace(layers=state.layers[:-1]), ValueError, f"{n_layer - 1} states")
-    refuses(case, module, state._replace(layers=(*state.layers, state.layers[0])), ValueError, f"{n_layer + 1} states")
-    refuses(case, module, state._replace(layers=(None, *state.layers[1:])), ValueError, "None")
-    foreign = ForeignState(next(states.tensors(state.layers[0])))
-    refuses(case, module, state._replace(layers=(foreign, *state.layers[1:])), TypeError, "a ForeignState")
+    if hasattr(state, "layers"):
+        first, *others = state.layers
+        foreign = ForeignState(next(states.tensors(first)))
+        for layers, error, word in (
+            (state.layers[:-1], ValueError, f"{len(others)} states"),
+            ((*state.layers, first), ValueError, f"{len(others) + 2} states"),
+            ((None, *others), ValueError, "None"),
+            ((foreign, *others), TypeError, "a ForeignState"),
+        ):
+            refuses(case, module, state._replace(layers=layers), error, word)
 
 
 def test_another_state_with_lengths(case, module):
@@ -183,17 +148,8 @@ def test_the_initial_state_is_the_start(case, module):
     torch.testing.assert_close(given[0], fresh[0], **CLOSE)
     for one, other in zip(states.tensors(given[1]), states.tensors(fresh[1]), strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
-
-
-def test_require_state_takes_its_own_and_no_others(case, module):
-    owner, state = getattr(module, "model", module), left_by(case, module)
-    owner.require_state(state, 2)
+    owner.require_state(given[1], 2)
     owner.require_state(owner.initial_state(3), 3)
-    for wrong in (left_by(case, module, 3), changed(state, 0, lambda tensor: tensor[..., None])):
-        with pytest.raises(ValueError, match=r"state.*; expected "):
-            owner.require_state(wrong, 2)
-    with pytest.raises(TypeError, match="a tuple; expected "):
-        owner.require_state(tuple(state), 2)
 
 
 def test_another_input(case, module):
@@ -208,12 +164,3 @@ def test_another_input(case, module):
         with pytest.raises((TypeError, ValueError), match="; expected ") as caught:
             module(wrong)
         assert str(caught.value).startswith(name)
-
-
-def test_a_state_of_another_batch_never_reaches_the_kernels():
-    """It once gave garbage, and corrupted the heap in the backward pass."""
-    layer = recurra.create_mixer("gateloop", 64)
-    _, state = layer(torch.randn(1, 8, 64))
-    message = r"^state.h is complex64 \(1, 64, 1, 1\) on cpu; expected complex64 \(64, 64, 1, 1\)"
-    with pytest.raises(ValueError, match=message):
-        layer(torch.randn(64, 32, 64), state)

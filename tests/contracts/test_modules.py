@@ -58,9 +58,9 @@ def test_every_parameter_gets_a_gradient(case, module):
 
 @pytest.mark.compile
 def test_compile_equals_eager(compiled_case):
-    module = (compiled_case.build_traced or compiled_case.build)().double()
+    module = compiled_case.build().double()
     start = torch.compile(module, fullgraph=True, backend="eager")  # the start of a stream has the same operators
-    proceed = compile_by_tracing(module) if compiled_case.traced_both_ways else start
+    proceed = compile_by_tracing(module)
     x = compiled_case.draw(2, compiled_case.traced_steps)
 
     def run(start, proceed):

@@ -36,37 +36,8 @@ def require_same(
         torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=10 * tolerance)
 
 
-def require_padding_skipped(layer: nn.Module, d_model: int) -> None:
-    """Padding, NaN or not, neither writes nor forgets; `layer` is in float64."""
-    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0, 1]]).bool()
-    x = torch.randn(1, 8, d_model, dtype=torch.float64)
-    alone, last = layer(x[mask][None])
-    y, state = layer(x.masked_fill(~mask[..., None], torch.nan), mask=mask)
-    torch.testing.assert_close(y[mask], alone[0], rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(tuple(state), tuple(last), rtol=1e-12, atol=1e-13)
-    assert y[~mask].eq(0).all()
-
-
-def require_float32_states(make: Callable[[], nn.Module], d_model: int, tolerance: float = 0.05) -> None:
-    """A bfloat16 layer and a layer under autocast recur in float32 or complex64, near the layer in float32."""
-    layer, x = make(), torch.randn(2, 30, d_model)
-    expected, _ = layer(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = layer(x)
-        _, state = layer(x, state)
-    half, carried = layer.bfloat16()(x.bfloat16())
-    assert half.dtype == torch.bfloat16
-    assert _types(state) == _types(carried) <= {torch.float32, torch.complex64}
-    for found in (y, half):
-        torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
-
-
 def _has_gradient(part: Tensor) -> bool:
     return part.requires_grad
-
-
-def _types(state: Sequence[Tensor]) -> set[torch.dtype]:
-    return {part.dtype for part in tensors(state)}
 
 
 def first_mixer(name: str, d_model: int, **options: Any) -> nn.Module:

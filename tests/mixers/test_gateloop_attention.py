@@ -49,7 +49,7 @@ def test_layer_computes_the_equation(options):
     torch.testing.assert_close(layer(x)[0], by_the_equation(layer, x), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [1, 2, 64, 65, 90, None])
+@pytest.mark.parametrize("window", [1, 65, None])
 def test_any_cut_gives_the_whole(window):
     layer = GateLoopAttention(D_MODEL, window=window).double()
     x = torch.randn(2, 205, D_MODEL, dtype=torch.float64)
@@ -82,38 +82,3 @@ def test_the_state_is_what_the_next_step_sees():
     assert sum(t.untyped_storage().nbytes() for t in state) == states.n_bytes(state), "it holds on to nothing else"
     assert layer(x[:, :3])[1].keys.shape[1] == 3
     assert GateLoopAttention(D_MODEL, window=1)(x)[1].keys.shape[1] == 0
-
-
-def test_without_a_window_the_state_grows_when_asked_for():
-    assert GateLoopAttention(D_MODEL).window == 128
-    layer = GateLoopAttention(D_MODEL, window=None)
-    _, state = layer(torch.randn(1, 200, D_MODEL))
-    _, state = layer(torch.randn(1, 7, D_MODEL), state)
-    assert state.keys.shape[1] == 207
-
-
-def test_a_state_of_a_longer_window_is_refused():
-    _, state = GateLoopAttention(D_MODEL, window=9)(torch.randn(1, 20, D_MODEL))
-    with pytest.raises(ValueError, match=r"state\.keys is float32 \(1, 8, 4, 2\) on cpu; expected .*p in 0\.\.7"):
-        GateLoopAttention(D_MODEL, window=8)(torch.randn(1, 1, D_MODEL), state)
-
-
-def test_transition_parameters_are_those_of_the_transition():
-    layer = GateLoopAttention(D_MODEL)
-    assert layer.transition_parameters() == {layer.transition.projection.weight, layer.transition.projection.bias}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "window is 0; expected at least 1, the step itself, or None for all steps"),
-        ({"transition": "learned"}, "transition is 'learned'; expected one of data, fixed"),
-        ({"magnitude_activation": "relu"}, "magnitude_activation is 'relu'.*sigmoid, stable_exponential"),
-        ({"phase_activation": "tanh"}, "phase_activation is 'tanh'.*identity"),
-        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_qk = 8"),
-        ({"d_v": 0}, "d_v is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        GateLoopAttention(D_MODEL, **options)

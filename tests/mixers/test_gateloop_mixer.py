@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.layers.transition import stable_exponential
-from recurra.mixers.gateloop import GateLoop, GateLoopState
+from recurra.mixers.gateloop import GateLoop
 
 
 def by_the_equations(layer: GateLoop, x: torch.Tensor) -> torch.Tensor:
@@ -58,11 +58,6 @@ def test_fixed_changes_nothing_but_the_transition():
     assert not (data.transition(x)[0] == data.transition(x)[0][0, 0]).all()
 
 
-def test_transition_parameters_are_those_of_the_transition():
-    layer = GateLoop(8)
-    assert layer.transition_parameters() == {layer.transition.projection.weight, layer.transition.projection.bias}
-
-
 def test_stable_exponential_has_a_gradient_of_0_where_it_is_0():
     alpha = torch.tensor([90.0, 1e30, float("inf")], requires_grad=True)
     stable_exponential(alpha).sum().backward()
@@ -81,27 +76,3 @@ def test_autocast_leaves_the_gates_in_float32():
     expected = layer.transition(x)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(layer.transition(x), expected, rtol=0, atol=0)
-
-
-def test_state_has_the_heads_shape():
-    _, state = GateLoop(8, d_qk=6, d_v=4, n_heads=2)(torch.randn(3, 5, 8))
-    assert isinstance(state, GateLoopState)
-    assert state.h.shape == (3, 2, 3, 2)
-    assert state.h.dtype == torch.complex64
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"transition": "learned"}, "transition is 'learned'; expected one of data, fixed"),
-        ({"magnitude_activation": "relu"}, "magnitude_activation is 'relu'.*sigmoid, stable_exponential"),
-        ({"phase_activation": "tanh"}, "phase_activation is 'tanh'.*identity"),
-        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_qk = 8"),
-        ({"d_v": 6}, "n_heads is 8; expected a divisor of d_v = 6"),
-        ({"n_heads": 0}, "n_heads is 0; expected at least 1"),
-        ({"d_qk": -1}, "d_qk is -1; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        GateLoop(8, **options)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.mixers.gru import GRU, GRUState
+from recurra.mixers.gru import GRUState
 from recurra.mixers.registry import create_mixer
 from recurra.ops.cells.gru import HiddenWeights, gru_after_reference
 
@@ -28,27 +28,6 @@ def test_it_is_torchs_gru(layer):
     assert torch.equal(state.h, last[0])
 
 
-def test_the_start_of_a_stream_is_zero(layer):
-    x = torch.randn(2, 4, 5, dtype=torch.float64)
-    assert torch.equal(layer(x)[0], layer(x, GRUState(x.new_zeros(2, 5)))[0])
-
-
-def test_no_steps_leave_the_state_alone(layer):
-    h = torch.randn(2, 5, dtype=torch.float64)
-    y, state = layer(torch.randn(2, 0, 5, dtype=torch.float64), GRUState(h))
-    assert y.shape == (2, 0, 5)
-    assert torch.equal(state.h, h)
-
-
-def test_the_state_is_float32_where_the_weights_are_bfloat16(layer):
-    layer, x = layer.bfloat16(), torch.randn(2, 6, 5, dtype=torch.bfloat16)
-    y, state = layer(x)
-    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.float32)
-    first, state = layer(x[:, :2])
-    # the product of fewer rows may round x's projection to the next bfloat16
-    torch.testing.assert_close(torch.cat([first, layer(x[:, 2:], state)[0]], 1), y, rtol=0, atol=2e-2)
-
-
 def test_autocast_leaves_the_recurrence_alone(layer):
     """The products with x are bfloat16; what follows is the float32 recurrence over them, however it is cut."""
     layer, x = layer.float(), torch.randn(2, 6, 5)
@@ -66,10 +45,3 @@ def test_autocast_leaves_the_recurrence_alone(layer):
     torch.testing.assert_close(y, expected.bfloat16(), rtol=1e-2, atol=1e-6)
     torch.testing.assert_close(torch.cat([first, second], 1), y, rtol=0, atol=2e-2)
     torch.testing.assert_close(one, y[:, :1], rtol=1e-2, atol=1e-6)
-
-
-def test_bad_sizes_are_refused(layer):
-    with pytest.raises(ValueError, match="d_model is 0"):
-        GRU(0)
-    with pytest.raises(ValueError, match=r"state\.h is float64 \(3, 5\) on cpu; expected float64 \(2, 5\)"):
-        layer(torch.randn(2, 3, 5, dtype=torch.float64), GRUState(torch.zeros(3, 5, dtype=torch.float64)))

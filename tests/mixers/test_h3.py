@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states
 
 from recurra.mixers.h3 import H3
 
@@ -86,21 +85,3 @@ def test_heads_of_one_channel_multiply_elementwise():
     assert H3(D_MODEL, d_state=6).initial_state(2).h.shape == (2, 4, 3)
     assert H3(D_MODEL, d_state=6, head_dim=4).initial_state(2).h.shape == (2, 16, 3)
     assert len(H3(D_MODEL, head_dim=2).transition_parameters()) == 3
-
-
-def test_the_state_is_float32_in_bfloat16_and_under_autocast():
-    require_float32_states(lambda: H3(D_MODEL, d_state=6), D_MODEL, tolerance=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 5}, "d_state is 5; expected an even number from 2"),
-        ({"head_dim": 3}, "head_dim is 3; expected a divisor of d_model = 4"),
-        ({"head_dim": 0}, "head_dim is 0; expected at least 1"),
-        ({"min_step": 0.2}, "min_step is 0.2; expected at most max_step = 0.1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        H3(D_MODEL, **options)

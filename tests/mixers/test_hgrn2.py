@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import require_same
 
 from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 
@@ -32,12 +32,6 @@ def test_outputs_state_and_gradients_are_the_papers(options):
     layer = HGRN2(D_MODEL, **options).double()
     x, start = torch.randn(2, 11, D_MODEL, dtype=torch.float64), layer.initial_state(2)
     require_same(layer, by_a_loop, x, HGRN2State(torch.randn_like(start.h)))
-
-
-def test_it_starts_from_zeros():
-    layer, x = HGRN2(D_MODEL, n_heads=2).double(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    expected, _ = by_a_loop(layer, x, layer.initial_state(2))
-    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-11, atol=1e-12)
 
 
 def test_a_head_has_128_channels_unless_said_otherwise():
@@ -83,24 +77,3 @@ def test_a_small_key_keeps_its_digits():
     i = layer.output_input(x)[0, 0, D_MODEL:]
     expected = torch.sigmoid(torch.tensor(-30.0)) * i.expand(D_MODEL, D_MODEL)
     torch.testing.assert_close(state.h[0, 0], expected, rtol=1e-5, atol=0)
-
-
-def test_padding_neither_writes_nor_forgets():
-    require_padding_skipped(HGRN2(D_MODEL, n_heads=2).double(), D_MODEL)
-
-
-def test_the_recurrence_is_in_float32():
-    require_float32_states(lambda: HGRN2(D_MODEL, n_heads=2), D_MODEL)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_heads": 4}, "n_heads is 4; expected a divisor of d_model = 6"),
-        ({"n_heads": 0}, "n_heads is 0; expected at least 1"),
-        ({"lower_bound": 1.0}, r"lower_bound is 1.0; expected a probability in \[0, 1\)"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        HGRN2(D_MODEL, **options)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from recurra.mixers.lru import LRU, LRUState
+from recurra.mixers.lru import LRU
 
 
 def by_the_equations(layer: LRU, x: torch.Tensor) -> torch.Tensor:
@@ -84,37 +84,3 @@ def test_transition_is_a_at_every_step():
     assert magnitude.shape == phase.shape == (2, 5, 4)
     a = torch.polar(torch.exp(-layer.nu.exp()), layer.theta.exp())
     torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
-    assert layer.transition_parameters() == {layer.nu, layer.theta}
-
-
-def test_state_holds_all_modes():
-    _, state = LRU(3, d_state=10)(torch.randn(2, 6, 3))
-    assert isinstance(state, LRUState)
-    assert (state.h.shape, state.h.dtype) == ((2, 10), torch.complex64)
-    with pytest.raises(ValueError, match=r"state\.h is complex64 \(2, 10\) on cpu; expected complex64 \(3, 10\)"):
-        LRU(3, d_state=10)(torch.randn(3, 6, 3), state)
-
-
-def test_a_bfloat16_layer_recurs_in_float32():
-    layer = LRU(3, r_max=0.8).bfloat16()
-    x = torch.randn(2, 20, 3).bfloat16()
-    y, state = layer(x)
-    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.complex64)
-    torch.testing.assert_close(y.float(), layer.float()(x.float())[0], rtol=0.1, atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 0}, "d_state is 0; expected at least 1"),
-        ({"d_model": -1}, "d_model is -1; expected at least 1"),
-        ({"r_min": 0.9, "r_max": 0.9}, "r_min is 0.9 and r_max 0.9; expected 0 <= r_min < r_max <= 1"),
-        ({"r_min": -0.1}, "r_min is -0.1"),
-        ({"r_max": 1.1}, "r_max 1.1"),
-        ({"max_phase": 0.0}, "max_phase is 0.0; expected a finite number above 0"),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        LRU(**{"d_model": 4, **options})

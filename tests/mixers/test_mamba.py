@@ -1,10 +1,8 @@
 """Mamba against its recurrence step by step, and against transformers' layer on the same weights."""
 
-import math
-
 import pytest
 import torch
-from tests.mixers.stepwise import first_mixer, require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import first_mixer, require_same
 from torch.nn import functional
 
 from recurra.mixers.mamba import Mamba, MambaState
@@ -71,12 +69,6 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
 
 
-def test_it_starts_from_zeros():
-    layer, x = build(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    zeros = MambaState(torch.zeros(2, 5, 12, dtype=torch.float64), torch.zeros(2, 3, 12, dtype=torch.float64))
-    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
-
-
 def test_it_is_transformers_layer(monkeypatch):
     pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
     from transformers.models.mamba.configuration_mamba import MambaConfig
@@ -135,16 +127,6 @@ def test_the_transition_is_that_of_the_recurrence():
     carried = layer(x, state)[1].h - layer(x)[1].h
     torch.testing.assert_close(magnitude.view(2, 12, 5).transpose(1, 2) * state.h, carried, rtol=1e-10, atol=1e-12)
     assert not phase.any()
-    assert layer.transition_parameters() == {layer.log_decay, layer.step_bias}
-
-
-def test_padding_neither_writes_nor_forgets():
-    require_padding_skipped(build(), D_MODEL)
-
-
-@pytest.mark.parametrize("options", [{}, {"selection_norm": 1e-6, "selection_scales": True}], ids=str)
-def test_it_recurs_in_float32(options):
-    require_float32_states(lambda: Mamba(D_MODEL, **options), D_MODEL)
 
 
 def test_normalised_selections_train_under_autocast():
@@ -154,26 +136,3 @@ def test_normalised_selections_train_under_autocast():
     y.float().square().sum().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in layer.parameters())
     torch.testing.assert_close(y.float(), layer(x)[0], rtol=0.1, atol=0.02)
-
-
-def test_the_state_has_a_size_of_its_own():
-    _, state = Mamba(D_MODEL)(torch.randn(2, 500, D_MODEL))
-    assert (state.h.shape, state.inputs.shape) == ((2, 16, 12), (2, 3, 12))
-    assert [part.untyped_storage().nbytes() for part in state] == [4 * math.prod(part.shape) for part in state]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 0}, "d_state is 0; expected at least 1"),
-        ({"expand": 0}, "expand is 0; expected at least 1"),
-        ({"dt_rank": 0}, "dt_rank is 0; expected at least 1"),
-        ({"d_conv": 1}, "d_conv is 1; expected at least 2"),
-        ({"selection_norm": 0.0}, "selection_norm is 0.0; expected a number above 0, or None"),
-        ({"selection_scales": True}, "selection_scales is True; expected False where selection_norm is None"),
-        ({"min_step": 1.0}, "min_step is 1.0; expected at most max_step = 0.1"),
-    ],
-)
-def test_bad_sizes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Mamba(D_MODEL, **options)

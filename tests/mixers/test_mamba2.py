@@ -1,10 +1,8 @@
 """Mamba-2 against its recurrence step by step, and against transformers' layer on the same weights."""
 
-import math
-
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import require_same
 from torch.nn import functional
 
 from recurra.mixers.mamba2 import Mamba2, Mamba2State
@@ -53,12 +51,6 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     layer = build(**options)
     state = Mamba2State(*map(torch.randn_like, layer.initial_state(2)))
     require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
-
-
-def test_it_starts_from_zeros():
-    layer, x = build(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    zeros = Mamba2State(torch.zeros(2, 4, 5, 3, dtype=torch.float64), torch.zeros(2, 3, 32, dtype=torch.float64))
-    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
 
 
 def test_it_is_transformers_layer(monkeypatch):
@@ -127,34 +119,3 @@ def test_the_transition_is_that_of_the_recurrence():
     carried = layer(x, state)[1].h - layer(x)[1].h
     torch.testing.assert_close(magnitude[:, 0, :, None, None] * state.h, carried, rtol=1e-10, atol=1e-12)
     assert not phase.any()
-    assert layer.transition_parameters() == {layer.log_decay, layer.step_bias}
-
-
-def test_padding_neither_writes_nor_forgets():
-    require_padding_skipped(build(), D_MODEL)
-
-
-def test_it_recurs_in_float32():
-    require_float32_states(lambda: Mamba2(D_MODEL), D_MODEL)
-
-
-def test_the_state_has_a_size_of_its_own():
-    _, state = Mamba2(D_MODEL, n_heads=2)(torch.randn(2, 200, D_MODEL))
-    assert (state.h.shape, state.inputs.shape) == ((2, 2, 128, 6), (2, 3, 12 + 2 * 128))
-    assert [part.untyped_storage().nbytes() for part in state] == [4 * math.prod(part.shape) for part in state]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 0}, "d_state is 0; expected at least 1"),
-        ({"d_conv": 1}, "d_conv is 1; expected at least 2"),
-        ({"n_heads": 5, "n_groups": 1}, r"n_heads is 5; expected a divisor of expand \* d_model = 12"),
-        ({"n_heads": 4, "n_groups": 3}, "n_groups is 3; expected a divisor of n_heads = 4"),
-        ({"n_groups": 0}, "n_groups is 0; expected at least 1"),
-        ({"min_step": 0.0}, "min_step is 0.0; expected a finite number above 0"),
-    ],
-)
-def test_bad_sizes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Mamba2(D_MODEL, **options)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import require_same
 from torch.nn import functional
 
 from recurra.mixers.mamba3 import Mamba3, Mamba3State, _of_next_steps
@@ -83,12 +83,6 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
 
 
-def test_it_starts_from_zeros():
-    layer, x = build(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    zeros = Mamba3State(*(torch.zeros(2, N_HEADS, *sizes, dtype=torch.float64) for sizes in ((8, 3), (8,), (3,))))
-    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
-
-
 def test_it_starts_as_published():
     layer = Mamba3(1024, d_state=4)
     assert (layer.n_heads, Mamba3(12).n_heads) == (32, 1)  # of 64 channels, but at least one
@@ -121,7 +115,6 @@ def test_the_transition_is_that_of_the_recurrence():
     n, before, after = layer.n_pairs, state.h.flatten(0, 1), carried.flatten(0, 1)
     expected = a * to_complex(before, n)[:, :n]
     torch.testing.assert_close(to_complex(after, n)[:, :n], expected, rtol=1e-10, atol=1e-12)
-    assert layer.transition_parameters() == {layer.step_bias}
 
 
 def test_it_can_count_modulo_2():
@@ -146,41 +139,3 @@ def test_next_steps_pass_over_padding():
     values = (torch.arange(1.0, 16.0).view(3, 5) * mask)[..., None, None]
     expected = torch.tensor([[2.0, 2, 4, 4, 0, 0], [6, 7, 10, 10, 10, 0], [0, 0, 0, 0, 0, 0]])
     assert torch.equal(_of_next_steps(values, mask)[..., 0, 0], expected)
-
-
-def test_padding_neither_writes_nor_forgets():
-    require_padding_skipped(build(), D_MODEL)
-
-
-def test_a_row_of_padding_keeps_its_state():
-    layer, x = build(), torch.randn(2, 3, D_MODEL, dtype=torch.float64)
-    state = Mamba3State(*map(torch.randn_like, layer.initial_state(2)))
-    _, last = layer(x, state, mask=torch.tensor([[False] * 3, [True] * 3]))
-    for before, after in zip(state, last):
-        torch.testing.assert_close(after[0], before[0], rtol=1e-12, atol=1e-12)
-
-
-def test_it_recurs_in_float32():
-    require_float32_states(lambda: Mamba3(D_MODEL), D_MODEL)
-
-
-def test_the_state_has_a_size_of_its_own():
-    _, state = Mamba3(D_MODEL, n_heads=2)(torch.randn(2, 200, D_MODEL))
-    assert [part.shape for part in state] == [(2, 2, 128, 6), (2, 2, 128), (2, 2, 6)]
-    assert [part.untyped_storage().nbytes() for part in state] == [4 * math.prod(part.shape) for part in state]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 0}, "d_state is 0; expected at least 1"),
-        ({"d_state": 6}, "d_state is 6; expected a multiple of 4"),
-        ({"d_state": 5, "rope_fraction": 1.0}, "d_state is 5; expected a multiple of 2"),
-        ({"rope_fraction": 0.3}, "rope_fraction is 0.3; expected one of 0.5, 1.0"),
-        ({"n_heads": 5}, r"n_heads is 5; expected a divisor of expand \* d_model = 12"),
-        ({"n_heads": 4, "n_groups": 3}, "n_groups is 3; expected a divisor of n_heads = 4"),
-    ],
-)
-def test_bad_sizes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Mamba3(D_MODEL, **options)

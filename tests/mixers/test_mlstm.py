@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import first_mixer, require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import first_mixer, require_same
 from torch.nn import functional
 
 from recurra.mixers.mlstm import MLSTM, MLSTMState
@@ -55,13 +55,6 @@ def any_state(layer: MLSTM, batch: int) -> MLSTMState:
 def test_outputs_state_and_gradients_are_the_papers(options):
     layer = make(**options)
     require_same(layer, by_a_loop, torch.randn(2, 11, D_MODEL, dtype=torch.float64), any_state(layer, 2), 1e-9)
-
-
-def test_it_starts_from_zeros():
-    layer, x = make(n_heads=2), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    start = layer.initial_state(2)
-    assert all(part.eq(0).all() for part in start)
-    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, start)[0], rtol=1e-9, atol=1e-10)
 
 
 def test_stabilisers_are_the_recursion():
@@ -140,26 +133,3 @@ def test_it_starts_as_published(in_a_model):
     assert layer.gates.bias[:8].eq(-10).all()
     torch.testing.assert_close(layer.gates.bias[8:], torch.linspace(3, 6, 8))
     assert layer.norm_weight.eq(1).all()
-
-
-def test_padding_neither_writes_nor_forgets():
-    require_padding_skipped(make(n_heads=2), D_MODEL)
-    _, state = make(n_heads=2)(torch.randn(1, 3, D_MODEL).double(), mask=torch.zeros(1, 3, dtype=torch.bool))
-    assert all(part.eq(0).all() for part in state)
-
-
-def test_the_recurrence_is_in_float32():
-    require_float32_states(lambda: make(n_heads=2).float(), D_MODEL, 0.15)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_qk = 4"),
-        ({"n_heads": 4, "d_v": 4}, "d_v is 4; expected at least 2 channels a head for the layer norm, 8 in all"),
-        ({"d_qk": 0}, "d_qk is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        MLSTM(D_MODEL, **options)

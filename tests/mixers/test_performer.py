@@ -57,16 +57,6 @@ def test_outputs_state_and_gradients_are_the_sums(options):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
-def test_sums_that_enter_get_their_gradient():
-    layer, x = Performer(D_MODEL, n_heads=2).double(), torch.randn(1, 4, D_MODEL, dtype=torch.float64)
-    entering = layer(torch.randn_like(x))[1]
-    h = entering.h.detach().requires_grad_()
-    expected = by_the_sums(layer, x, true_sums(layer, entering._replace(h=h)))[0]
-    (found,) = torch.autograd.grad(layer(x, entering._replace(h=h))[0].sin().sum(), h)
-    (wanted,) = torch.autograd.grad(expected.sin().sum(), h)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-
-
 def test_peaks_are_running_maxima_and_the_normaliser_is_at_least_1():
     layer = Performer(D_MODEL, n_heads=2).double()
     x, state = torch.randn(2, 12, D_MODEL, dtype=torch.float64), None
@@ -119,50 +109,3 @@ def test_features_are_orthogonal_within_blocks_and_gaussian_in_length():
     torch.testing.assert_close(many.T @ many / 8000, torch.eye(4), rtol=0, atol=0.07)
     assert many.mean(0).abs().max() < 0.05
     assert 0.5 < many.square().sum(1).var() / 8 < 1.5  # of a chi-squared variable with 4 degrees of freedom
-
-
-def test_features_are_saved_with_the_weights():
-    one, other = Performer(D_MODEL, n_heads=2), Performer(D_MODEL, n_heads=2)
-    other.load_state_dict(one.state_dict())
-    x = torch.randn(1, 5, D_MODEL)
-    assert torch.equal(one(x)[0], other(x)[0])
-    assert "features" not in dict(one.named_parameters())
-
-
-def test_padding_neither_writes_nor_forgets():
-    layer = Performer(D_MODEL, n_heads=2).double()
-    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0], [0] * 7]).bool()
-    x = torch.randn(2, 7, D_MODEL, dtype=torch.float64)
-    alone, last = layer(x[mask][None])
-    hidden = x.masked_fill(~mask[..., None], torch.nan).requires_grad_()
-    y, state = layer(hidden, mask=mask)
-    torch.testing.assert_close(y[mask], alone[0], rtol=1e-12, atol=1e-13)
-    for one, other in zip(state, last):
-        torch.testing.assert_close(one[:1], other, rtol=1e-12, atol=1e-13)
-        assert one[1].eq(0).all()  # a stream that has not begun
-    (y.sum() + state.h.sum()).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-    assert hidden.grad[~mask].eq(0).all()
-
-
-def test_sums_are_float32_in_bfloat16_and_under_autocast():
-    layer, x = Performer(D_MODEL, n_heads=2), torch.randn(2, 30, D_MODEL)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = layer(x)
-        y, state = layer(x, state)
-    assert {tensor.dtype for tensor in state} == {torch.float32}
-    torch.testing.assert_close(y.float(), layer(x, layer(x)[1])[0], rtol=0.05, atol=0.05)
-    y, state = layer.bfloat16()(x.bfloat16())
-    assert (y.dtype, state.h.dtype, state.peak.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_heads": 4}, "n_heads is 4; expected a divisor of d_model = 6"),
-        ({"n_heads": 2, "n_features": 0}, "n_features is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Performer(D_MODEL, **options)

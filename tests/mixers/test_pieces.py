@@ -14,14 +14,10 @@ from recurra.state import tensors
 MIXERS = {
     "gateloop": {},
     "gla": {"n_heads": 2},
-    "hgrn2": {"n_heads": 2},
     "linear-attention": {"n_heads": 2},
     "min-gru": {},
-    "min-lstm": {},
     "retnet": {"n_heads": 2},
     "mamba2": {},
-    "gated-delta-net": {"n_heads": 2},
-    "lru": {},
     "slstm": {"n_heads": 2},
     "rotary-attention": {"n_heads": 2},
 }

@@ -101,14 +101,6 @@ def test_a_step_alone_in_its_buckets_sees_itself_and_others_do_not(dtype):
         torch.testing.assert_close(layer(x)[0], x[:, [0, 1, 0, 1]])
 
 
-def test_rotations_are_saved_with_the_weights():
-    one, other = Reformer(D_MODEL, window=6), Reformer(D_MODEL, window=6)
-    other.load_state_dict(one.state_dict())
-    x = torch.randn(1, 9, D_MODEL)
-    assert torch.equal(one(x)[0], other(x)[0])
-    assert "rotations" not in dict(one.named_parameters())
-
-
 def test_the_state_is_the_last_steps_and_their_buckets():
     layer = Reformer(D_MODEL, n_heads=2, window=6, n_rounds=3).double()
     x = torch.randn(2, 20, D_MODEL, dtype=torch.float64)
@@ -118,33 +110,3 @@ def test_the_state_is_the_last_steps_and_their_buckets():
     expected = [[bucket(layer.rotations[h, :, r], state.queries[0, 0, h].detach()) for r in range(3)] for h in range(2)]
     assert state.buckets[0, 0].tolist() == expected
     assert not state.buckets.requires_grad
-
-
-def test_dropout_acts_in_training_alone():
-    layer, x = Reformer(D_MODEL, window=6, dropout=0.5), torch.randn(1, 12, D_MODEL)
-    assert not torch.equal(layer(x)[0], layer(x)[0])
-    layer.eval()
-    assert torch.equal(layer(x)[0], layer(x)[0])
-
-
-def test_the_state_is_float32_in_bfloat16_and_under_autocast():
-    layer, x = Reformer(D_MODEL, window=6), torch.randn(2, 12, D_MODEL)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, state = layer(x, layer(x)[1])
-    assert {tensor.dtype for tensor in state} == {torch.float32}
-    y, state = layer.bfloat16()(x.bfloat16())
-    assert [y.dtype, *(tensor.dtype for tensor in state)] == [torch.bfloat16, *[torch.float32] * 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_model = 8"),
-        ({"n_buckets": 5}, "n_buckets is 5; expected an even number from 2"),
-        ({"n_rounds": 0}, "n_rounds is 0; expected at least 1"),
-        ({"window": 0}, "window is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Reformer(D_MODEL, **options)

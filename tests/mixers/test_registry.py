@@ -1,18 +1,11 @@
 """The registry of mixers."""
 
-import math
-
 import pytest
 from torch import nn
 
 import recurra
 from recurra.mixers.registry import register_mixer
 from recurra.registry import Registry
-
-
-def test_gateloop_is_registered():
-    assert "gateloop" in recurra.list_mixers()
-    assert isinstance(recurra.create_mixer("gateloop", 8, n_heads=2), recurra.mixers.gateloop.GateLoop)
 
 
 def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_python):
@@ -39,37 +32,6 @@ def test_an_unknown_name_lists_those_that_exist():
 def test_an_unknown_option_lists_those_that_exist():
     with pytest.raises(ValueError, match=r"mixer 'gateloop' has no option heads; expected one of .*n_heads"):
         recurra.create_mixer("gateloop", 8, heads=2)
-
-
-@pytest.mark.parametrize("mixer", ["gated-attention", "reformer", "relative-attention", "rotary-attention"])
-@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.5, math.nan])
-def test_a_dropout_is_a_probability(mixer, dropout):
-    """1 would switch the layer off in training, without a word."""
-    with pytest.raises(ValueError, match=f"dropout is {dropout}; expected a probability"):
-        recurra.create_mixer(mixer, 8, dropout=dropout)
-
-
-@pytest.mark.parametrize(
-    ("mixer", "options", "message"),
-    [
-        ("lru", {"max_phase": math.inf}, "max_phase is inf; expected a finite number above 0"),
-        (
-            "gateloop",
-            {"ring": {"max_phase": math.inf}},
-            r"ring\.max_phase is inf; expected a finite number of at least 0",
-        ),
-        (
-            "gateloop",
-            {"ring": {"input_share": math.nan}},
-            r"ring\.input_share is nan; expected a finite number of at least 0",
-        ),
-        ("mamba3", {"max_step": math.inf}, "max_step is inf; expected a finite number above 0"),
-        ("reformer", {"window": 0}, "window is 0; expected at least 1"),
-    ],
-)
-def test_options_that_no_layer_can_work_with_are_refused(mixer, options, message):
-    with pytest.raises(ValueError, match=message):
-        recurra.create_mixer(mixer, 8, **options)
 
 
 def test_a_window_without_an_end_is_refused_where_steps_are_sorted(unchecked):

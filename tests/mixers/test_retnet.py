@@ -106,18 +106,3 @@ def test_values_are_twice_as_wide_and_nothing_has_a_bias():
         "qkvg.weight": (2 * 8 + 2 * 16, 8),
         "output_projection.weight": (8, 16),
     }
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_qk = 8"),
-        ({"n_heads": 8}, "d_qk / n_heads is 1; expected an even number of key channels a head"),
-        ({"n_heads": 4, "d_v": 4}, "d_v is 4; expected at least 2 channels a head for the group norm, 8 in all"),
-        ({"n_heads": 0}, "n_heads is 0; expected at least 1"),
-        ({"d_qk": 0}, "d_qk is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Retention(D_MODEL, **options)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import require_same
 from torch.nn import functional
 
 from recurra.mixers.rg_lru import RGLRU, RGLRUState
@@ -120,17 +120,6 @@ def test_a_gate_near_1_keeps_the_digits_of_its_complement():
     torch.testing.assert_close(last.h, expected, rtol=1e-4, atol=0)
 
 
-def test_padding_neither_writes_nor_forgets_nor_starts():
-    layer = make(n_heads=2)
-    require_padding_skipped(layer, D_MODEL)
-    _, state = layer(torch.randn(2, 3, D_MODEL).double(), mask=torch.tensor([[False] * 3, [False, True, False]]))
-    assert state.started.tolist() == [[0.0], [1.0]]
-
-
-def test_the_recurrence_is_in_float32():
-    require_float32_states(lambda: RGLRU(D_MODEL, n_heads=2), D_MODEL)
-
-
 def test_sizes_are_the_published():
     layer = RGLRU(512)
     assert layer.recurrence_gate.weight.shape == (2, 256, 256)
@@ -139,19 +128,3 @@ def test_sizes_are_the_published():
         "convolution": (1, 3, 512),
         "started": (1, 1),
     }
-    assert layer.transition_parameters() == {layer.decay, *layer.recurrence_gate.parameters()}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_heads": 4}, "n_heads is 4; expected a divisor of lru_width = 6"),
-        ({"lru_width": 0}, "lru_width is 0; expected at least 1"),
-        ({"d_conv": 0}, "d_conv is 0; expected at least 1"),
-        ({"r_min": 0.5, "r_max": 0.4}, "r_min is 0.5 and r_max 0.4; expected 0 < r_min < r_max < 1"),
-        ({"r_max": 1.0}, "r_min is 0.9 and r_max 1.0; expected 0 < r_min < r_max < 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        RGLRU(D_MODEL, **options)

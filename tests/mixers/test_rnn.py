@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.ops.cells.gru import GRUCell
@@ -29,24 +27,6 @@ def draw(batch, length):
     return torch.randn(batch, length, 3, dtype=torch.float64)
 
 
-def in_pieces(rnn, x, pieces, state=None):
-    outputs = []
-    for piece in x.split(pieces, 1):
-        y, state = rnn(piece, state)
-        outputs.append(y)
-    return torch.cat(outputs, 1), state
-
-
-def results(rnn, x, pieces, h):
-    """Outputs, last state and all gradients of a loss over both."""
-    x = x.clone().requires_grad_()
-    h = None if h is None else h.clone().requires_grad_()
-    y, state = in_pieces(rnn, x, pieces, h if h is None else RNNState(h))
-    loss = (torch.sin(torch.arange(y.numel())).view_as(y) * y).sum() + state.h.square().sum()
-    leaves = [x, *rnn.parameters()] + ([] if h is None else [h])
-    return [y, state.h, *torch.autograd.grad(loss, leaves, materialize_grads=True)]
-
-
 @pytest.mark.parametrize("start", [False, True])
 def test_the_layer_is_its_cell_step_by_step(rnn, start):
     x = draw(2, 7)
@@ -56,20 +36,6 @@ def test_the_layer_is_its_cell_step_by_step(rnn, start):
         h = rnn.cell(x[:, t], h)
         torch.testing.assert_close(y[:, t], h, **CLOSE)
     torch.testing.assert_close(state.h, h, **CLOSE)
-
-
-@given(
-    pieces=st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 7]), min_size=1, max_size=6),
-    cell=st.sampled_from(sorted(CELLS)),
-    resumed=st.booleans(),
-)
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_any_cut_gives_the_whole(pieces, cell, resumed):
-    rnn = RNN(CELLS[cell]()).double()
-    x = draw(2, sum(pieces))
-    h = torch.randn(2, 5, dtype=torch.float64) if resumed else None
-    for cut, whole in zip(results(rnn, x, pieces, h), results(rnn, x, [sum(pieces)], h)):
-        torch.testing.assert_close(cut, whole, **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -100,66 +66,6 @@ def test_shared_work_is_done_once_a_call(monkeypatch):
     assert sorted(calls) == ["cayley", "project"]
 
 
-def test_no_steps_change_nothing(rnn):
-    h = torch.randn(2, 5, dtype=torch.float64)
-    y, state = rnn(draw(2, 0), RNNState(h))
-    assert y.shape == (2, 0, 5)
-    assert torch.equal(state.h, h)
-    assert torch.equal(rnn(draw(2, 0))[1].h, torch.zeros(2, 5, dtype=torch.float64))
-
-
-def test_an_empty_batch_runs(rnn):
-    y, state = rnn(draw(0, 4))
-    assert y.shape == (0, 4, 5)
-    assert state.h.shape == (0, 5)
-
-
-def test_a_given_state_is_not_changed(rnn):
-    h = torch.randn(2, 5, dtype=torch.float64)
-    before = h.clone()
-    y, _ = rnn(draw(2, 4), RNNState(h))
-    y.sum().backward()
-    assert torch.equal(h, before)
-
-
-def test_the_last_output_is_the_state(rnn):
-    y, state = rnn(draw(2, 4))
-    assert torch.equal(y[:, -1], state.h)
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_the_state_is_float32_under_autocast(name):
-    rnn, x = RNN(CELLS[name]()), torch.randn(2, 30, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = rnn(x)
-        y, state = rnn(x, state)
-        y.float().sum().backward()
-    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.float32)
-    assert {parameter.grad.dtype for parameter in rnn.parameters()} == {torch.float32}
-    exact, last = rnn(x, rnn(x)[1])
-    torch.testing.assert_close(y.float(), exact, rtol=0.05, atol=0.05)
-    torch.testing.assert_close(state.h, last.h, rtol=0.05, atol=0.05)
-
-
-def test_a_bfloat16_module_keeps_a_float32_state():
-    y, state = RNN(GRUCell(3, 5)).bfloat16()(torch.randn(2, 4, 3, dtype=torch.bfloat16))
-    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.float32)
-
-
-def test_copies_and_files(rnn, tmp_path):
-    x = draw(2, 6)
-    expected, _ = rnn(x)
-    twin = copy.deepcopy(rnn)
-    torch.save(rnn.state_dict(), tmp_path / "rnn.pt")
-    with torch.no_grad():
-        for parameter in rnn.parameters():
-            parameter.add_(1.0)
-    assert not torch.allclose(rnn(x)[0], expected)
-    assert torch.equal(twin(x)[0], expected)
-    rnn.load_state_dict(torch.load(tmp_path / "rnn.pt", weights_only=True))
-    assert torch.equal(rnn(x)[0], expected)
-
-
 def test_other_cells_are_refused():
     with pytest.raises(TypeError, match="cell is a GRUCell of torch"):
         RNN(torch.nn.GRUCell(3, 5))
@@ -167,18 +73,10 @@ def test_other_cells_are_refused():
         RNN(torch.nn.Linear(3, 5))
 
 
-def test_wrong_shapes_are_named(rnn):
-    with pytest.raises(ValueError, match=r"x is float64 \(2, 6, 4\) on cpu; expected .*d_model = 3"):
-        rnn(torch.randn(2, 6, 4, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"state\.h is float64 \(3, 5\) on cpu; expected float64 \(2, 5\)"):
-        rnn(draw(2, 6), RNNState(torch.zeros(3, 5, dtype=torch.float64)))
-
-
 @pytest.mark.compile
-@pytest.mark.parametrize("name", CELLS)
-def test_compiled_training_equals_eager(name):
+def test_compiled_training_equals_eager():
     """Over some updates, so that what the Neumann series keeps is also kept in the compiled module."""
-    eager = RNN(CELLS[name]()).double()
+    eager = RNN(CELLS["neumann"]()).double()
     rnn = copy.deepcopy(eager)
     compiled = torch.compile(rnn, fullgraph=True, backend="aot_eager")  # traces both ways, needs no compiler
     x, start, histories = draw(2, 3), RNNState(torch.randn(2, 5, dtype=torch.float64)), []

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import require_same
 from torch import nn
 
 from recurra.mixers.rwkv4 import RWKV4, RWKV4State
@@ -105,7 +105,6 @@ def test_it_starts_as_the_first_published_layer():
     torch.testing.assert_close(layer.bonus - math.log(0.3), torch.tensor([0.0, 0.5, -0.5]))
     torch.testing.assert_close(layer.mix_key, torch.tensor([0.0, 0.25, 0.5, 0.75]))
     torch.testing.assert_close(layer.mix_receptance, layer.mix_value.sqrt())
-    assert layer.transition_parameters() == {layer.log_decay, layer.bonus}
 
 
 def channels_by_a_loop(layer: RWKV4ChannelMixing, x: torch.Tensor, state: RWKV4ChannelMixingState):
@@ -123,28 +122,3 @@ def test_channel_mixing_is_the_papers(options):
     state = RWKV4ChannelMixingState(torch.randn(2, D_MODEL, dtype=torch.float64))
     require_same(layer, channels_by_a_loop, torch.randn(2, 7, D_MODEL, dtype=torch.float64), state, 1e-12)
     assert layer.key.out_features == options.get("d_hidden", 4 * D_MODEL)
-
-
-@pytest.mark.parametrize("make_layer", [make, lambda: RWKV4ChannelMixing(D_MODEL).double()], ids=["time", "channels"])
-def test_padding_is_skipped(make_layer):
-    layer = make_layer()
-    require_padding_skipped(layer, D_MODEL)
-    _, state = layer(torch.randn(1, 3, D_MODEL).double(), mask=torch.zeros(1, 3, dtype=torch.bool))
-    assert all(part.eq(0).all() for part in state)
-
-
-@pytest.mark.parametrize("kind", [RWKV4, RWKV4ChannelMixing])
-def test_states_are_in_float32(kind):
-    require_float32_states(lambda: kind(D_MODEL), D_MODEL)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (RWKV4, {"d_wkv": 0}, "d_wkv is 0; expected at least 1"),
-        (RWKV4ChannelMixing, {"d_hidden": 0}, "d_hidden is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        kind(D_MODEL, **options)

@@ -9,7 +9,7 @@ from tests.tracing import compile_by_tracing
 from torch.nn import functional
 
 from recurra.layers.state_space import _hippo_normal_modes, inverse_frequencies, linear_frequencies
-from recurra.mixers.s4d import S4D, S4DState
+from recurra.mixers.s4d import S4D
 
 OPTIONS = [{}, {"init": "inv", "discretisation": "bilinear", "d_state": 6}]
 
@@ -92,47 +92,6 @@ def test_transition_parameters_make_a_and_nothing_else():
     assert owned == {layer.log_step, layer.log_decay, layer.frequency}
     gradients = torch.autograd.grad(layer.ssm().a.abs().sum() + layer.ssm().a.real.sum(), list(owned))
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
-
-
-def test_state_holds_the_kept_modes_of_every_channel():
-    _, state = S4D(3, d_state=10)(torch.randn(2, 6, 3))
-    assert isinstance(state, S4DState)
-    assert (state.h.shape, state.h.dtype) == ((2, 3, 5), torch.complex64)
-
-
-def test_a_state_of_another_batch_is_refused():
-    layer = S4D(3, d_state=10)
-    _, state = layer(torch.randn(2, 6, 3))
-    for length in (1, 20):
-        with pytest.raises(
-            ValueError, match=r"state\.h is complex64 \(2, 3, 5\) on cpu; expected complex64 \(4, 3, 5\)"
-        ):
-            layer(torch.randn(4, length, 3), state)
-
-
-def test_a_bfloat16_layer_recurs_in_float32():
-    layer = S4D(3, d_state=4).bfloat16()
-    x = torch.randn(2, 20, 3).bfloat16()
-    y, state = layer(x)
-    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.complex64)
-    torch.testing.assert_close(y.float(), layer.float()(x.float())[0], rtol=0.1, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 5}, "d_state is 5; expected an even number"),
-        ({"d_state": 0}, "d_state is 0; expected an even number"),
-        ({"init": "legs"}, "init is 'legs'; expected one of lin, inv"),
-        ({"discretisation": "euler"}, "discretisation is 'euler'; expected one of zoh, bilinear"),
-        ({"min_step": 0.0}, "min_step is 0.0"),
-        ({"d_model": 0}, "d_model is 0; expected at least 1"),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        S4D(**{"d_model": 4, **options})
 
 
 @pytest.mark.compile

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from recurra.layers.state_space import _hippo_normal_modes
-from recurra.mixers.s5 import S5, S5State
+from recurra.mixers.s5 import S5
 
 
 def by_the_equations(layer: S5, x: torch.Tensor) -> torch.Tensor:
@@ -90,11 +90,6 @@ def test_transition_is_the_discrete_eigenvalue_at_every_step():
     torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
 
 
-def test_transition_parameters_make_a():
-    layer = S5(3, d_state=4)
-    assert layer.transition_parameters() == {layer.log_step, layer.log_decay, layer.frequency}
-
-
 @pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
 def test_the_bare_model_in_both_discretisations_with_clipped_eigenvalues(discretisation):
     layer = S5(3, d_state=4, discretisation=discretisation, clip_eigs=True, gated=False).double()
@@ -133,40 +128,3 @@ def test_blocks_start_as_equal_hippo_n_matrices():
     state_matrix = torch.block_diag(legs, legs, legs).to(vectors.dtype)
     frequencies = modes.frequency.repeat(3)
     torch.testing.assert_close(state_matrix @ vectors, vectors * (-0.5 + 1j * frequencies), rtol=1e-12, atol=1e-12)
-
-
-def test_state_holds_the_kept_modes():
-    _, state = S5(3, d_state=10)(torch.randn(2, 6, 3))
-    assert isinstance(state, S5State)
-    assert (state.h.shape, state.h.dtype) == ((2, 5), torch.complex64)
-
-
-def test_a_state_of_another_size_is_refused():
-    _, state = S5(3, d_state=10)(torch.randn(2, 6, 3))
-    with pytest.raises(ValueError, match=r"state\.h is complex64 \(2, 5\) on cpu; expected complex64 \(2, 6\)"):
-        S5(3, d_state=12)(torch.randn(2, 6, 3), state)
-
-
-def test_a_bfloat16_layer_recurs_in_float32():
-    layer = S5(3, d_state=4).bfloat16()
-    x = torch.randn(2, 20, 3).bfloat16()
-    y, state = layer(x)
-    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.complex64)
-    torch.testing.assert_close(y.float(), layer.float()(x.float())[0], rtol=0.1, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 5}, "d_state is 5; expected an even number"),
-        ({"max_step": 0.0001}, "min_step is 0.001; expected at most max_step = 0.0001"),
-        ({"d_state": 12, "blocks": 4}, "blocks is 4; expected a divisor of d_state / 2 = 6"),
-        ({"blocks": 0}, "blocks is 0; expected at least 1"),
-        ({"discretisation": "euler"}, "discretisation is 'euler'; expected one of zoh, bilinear"),
-        ({"d_model": 0}, "d_model is 0; expected at least 1"),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        S5(**{"d_model": 4, **options})

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped
 
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
 
@@ -43,12 +42,6 @@ def test_outputs_state_and_gradients_are_those_of_the_loop(options):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-def test_it_starts_from_zeros():
-    layer, x = S5Hyena(D_MODEL, d_state=4).double(), torch.randn(2, 5, D_MODEL, dtype=torch.float64)
-    zeros = S5HyenaState(*(torch.zeros_like(tensor) for tensor in layer.initial_state(2)))
-    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
-
-
 def test_a_closed_gate_lets_nothing_out_and_a_closed_key_lets_nothing_in():
     layer, x = S5Hyena(D_MODEL, d_state=4).double(), torch.randn(2, 7, D_MODEL, dtype=torch.float64)
     with torch.no_grad():
@@ -59,23 +52,3 @@ def test_a_closed_gate_lets_nothing_out_and_a_closed_key_lets_nothing_in():
         key = slice(D_MODEL, 2 * D_MODEL)
         layer.short_convolution.weight[key] = layer.short_convolution.bias[key] = 0
         assert layer(x)[1].h.eq(0).all()
-
-
-def test_padding_neither_writes_nor_forgets():
-    require_padding_skipped(S5Hyena(D_MODEL, d_state=4).double(), D_MODEL)
-
-
-def test_the_state_is_float32_in_bfloat16_and_under_autocast():
-    require_float32_states(lambda: S5Hyena(D_MODEL, d_state=4), D_MODEL, tolerance=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_state": 5}, "d_state is 5; expected an even number from 2"),
-        ({"kernel_size": 0}, "kernel_size is 0; expected at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        S5Hyena(D_MODEL, **options)

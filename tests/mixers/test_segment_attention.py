@@ -34,9 +34,3 @@ def test_a_call_without_a_gradient_takes_the_fast_kernel(layer, monkeypatch):
     monkeypatch.delattr(functional, "scaled_dot_product_attention")
     with torch.no_grad(), pytest.raises(AttributeError, match="scaled_dot_product_attention"):
         layer(torch.randn(2, 8, 12).bfloat16())
-
-
-@pytest.mark.parametrize("dropout", [1.0, -0.5])
-def test_a_dropout_is_a_probability(dropout):
-    with pytest.raises(ValueError, match=f"dropout is {dropout}; expected a probability"):
-        SegmentAttention(8, dropout=dropout)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import first_mixer, require_float32_states, require_same
+from tests.mixers.stepwise import first_mixer, require_same
 
 from recurra.mixers.slstm import SLSTM, SLSTMState
 
@@ -48,13 +48,6 @@ def any_state(batch: int) -> SLSTMState:
 @pytest.mark.parametrize("n_heads", [1, 2, 3])
 def test_outputs_state_and_gradients_are_the_papers(n_heads):
     require_same(make(n_heads), by_a_loop, torch.randn(2, 9, D_MODEL, dtype=torch.float64), any_state(2), 1e-10)
-
-
-def test_it_starts_from_zeros():
-    layer, x = make(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    start = layer.initial_state(2)
-    assert all(part.eq(0).all() for part in start)
-    torch.testing.assert_close(layer(x), by_a_loop(layer, x, start), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("bias", [-1000.0, 1000.0])
@@ -109,24 +102,3 @@ def test_forget_gates_start_open(in_a_model):
     torch.testing.assert_close(layer.input_weights.bias[16:24], torch.linspace(3, 6, 4).repeat(2))
     assert layer.input_weights.bias[:16].abs().max() < 1
     assert layer.recurrent_weights.abs().max() <= 0.5
-
-
-def test_the_recurrence_is_in_float32():
-    require_float32_states(lambda: make(spread=0.3).float(), D_MODEL, 0.1)
-
-
-def test_why_it_is_not_exported():
-    assert "step by step" in SLSTM(8).why_not_exportable()
-
-
-@pytest.mark.parametrize(
-    ("n_heads", "message"),
-    [
-        (4, "n_heads is 4; expected a divisor of d_model = 6"),
-        (6, "d_model is 6; expected at least 2 channels a head for the norm, 12 in all"),
-        (0, "n_heads is 0; expected at least 1"),
-    ],
-)
-def test_impossible_heads_are_refused(n_heads, message):
-    with pytest.raises(ValueError, match=message):
-        SLSTM(D_MODEL, n_heads=n_heads)

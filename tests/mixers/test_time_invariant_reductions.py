@@ -13,7 +13,7 @@ from recurra.ops.scan.convolution import convolution_scan
 
 LENGTH = 45
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-MODES = ["auto", "recurrent", "scan", "attention"]
+MODES = ["recurrent", "scan", "attention"]
 
 
 def ungated(v, a, mode):

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurra import state as states
 from recurra.layers.positions import sinusoids
 from recurra.models.block_recurrent_transformer import (
     BlockRecurrentTransformer,
@@ -170,37 +169,6 @@ def test_a_closed_gate_keeps_the_vectors(gate):
     torch.testing.assert_close(vectors_of(following), vectors_of(state), rtol=1e-12, atol=1e-14)
 
 
-def test_gradients_flow_through_the_vectors_until_the_state_is_detached():
-    model, text = make(), tokens(1, BLOCK)
-    ids = model.blocks[1].attention.vector_ids
-    for detach in (False, True):
-        _, state = model(text)
-        vectors = vectors_of(state)
-        state = states.detach(state) if detach else state
-        loss = model(text, state)[0].sin().sum()
-        (gradient,) = torch.autograd.grad(loss, vectors, allow_unused=True)
-        assert (gradient is None) == detach
-        assert torch.autograd.grad(model(text)[0].sin().sum(), ids)[0].abs().sum() > 0
-
-
-def test_every_parameter_gets_a_gradient():
-    model = make(cutoffs=[4, 7])
-    model.loss(tokens(4, 3 * BLOCK), tokens(4, 3 * BLOCK))[0].sum().backward()
-    assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0] == []
-
-
-def test_the_state_is_bounded_and_float32_under_autocast_and_in_bfloat16():
-    model, text = make().float(), tokens(2, 7)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, state = model(text, model(text)[1])
-    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
-    assert states.n_bytes(model(tokens(1, 11))[1]) == states.n_bytes(model(tokens(1, 31))[1])
-    short = model.bfloat16()
-    logits, state = short(text, short(text)[1])
-    assert logits.dtype == torch.bfloat16
-    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
-
-
 def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
     unnamed = [small(n_layer=n_layer, recurrent_layer=None) for n_layer in (1, 2, 6, 12)]
     numbers = {config.n_layer: config.number_of_recurrent_layer for config in unnamed}
@@ -224,12 +192,3 @@ def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
 def test_impossible_shapes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small(**options)
-
-
-def test_other_states_are_refused():
-    model = make()
-    _, state = model(tokens(2, 3))
-    wrong = state.layers[1]._replace(vectors=torch.zeros(2, 4, D_MODEL).double())
-    layers = (state.layers[0], wrong, state.layers[2])
-    with pytest.raises(ValueError, match=r"state.vectors is float64 \(2, 4, 8\) .* \(2, 3, 8\)"):
-        model(tokens(2, 1), state._replace(layers=layers))

@@ -53,12 +53,11 @@ def test_one_layer_computes_the_equations():
 
 
 @pytest.mark.parametrize(("memory", "position"), ABLATIONS)
-@pytest.mark.parametrize("pieces", [[1] * 17, [5, 5, 5, 2], [3, 7, 1, 6], [17]], ids=str)
-def test_any_cut_gives_the_whole(memory, position, pieces):
+def test_a_cut_gives_the_whole(memory, position):
     model, tokens = make(memory, position), torch.randint(13, (2, 17))
     whole, last = model(tokens)
     state, outputs = None, []
-    for piece in tokens.split(pieces, 1):
+    for piece in tokens.split([3, 7, 1, 6], 1):
         y, state = model(piece, state)
         outputs.append(y)
     torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=1e-10, atol=1e-10)
@@ -115,27 +114,11 @@ def test_position_start_is_where_the_position_rnn_starts():
     assert not torch.allclose(model(tokens)[0][:, 5:], zero(tokens)[0][:, 5:])
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("memory", "position"), ABLATIONS)
-def test_the_state_never_exceeds_one_segment(memory, position):
-    model = make(memory, position)
-    sizes = [states.n_bytes(model(torch.randint(13, (1, length)))[1]) for length in (4, 9, 104, 204)]
-    assert len(set(sizes)) == 1
-    assert states.n_bytes(model(torch.randint(13, (1, 5)))[1]) < sizes[0]
-
-
 def test_loss_is_the_logits_likelihood():
     model, tokens, targets = make(), torch.randint(13, (2, 12)), torch.randint(13, (2, 12))
     logits, _ = model(tokens)
     losses, _ = model.loss(tokens, targets)
     torch.testing.assert_close(losses, -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0])
-
-
-def test_states_stay_float32_under_autocast():
-    model, tokens = make().float(), torch.randint(13, (2, 7))
-    with torch.autocast("cpu", torch.bfloat16):
-        _, state = model(tokens)
-    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -156,11 +139,6 @@ def test_states_stay_float32_under_autocast():
 def test_impossible_shapes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small(**options)
-
-
-def test_tokens_outside_the_vocabulary_are_refused():
-    with pytest.raises(IndexError, match="13"):
-        make()(torch.tensor([[13]]))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -106,24 +106,6 @@ def test_it_computes_the_equations(cell, memory):
     assert state.started.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("cell", "memory"), KINDS)
-@pytest.mark.parametrize("cut", [[1, 1, 1, 1], [3, 1], [1, 3], [2, 2]], ids=str)
-def test_any_cut_between_segments_gives_the_whole(cell, memory, cut):
-    model, clip = make(cell, memory), draw(2, 4)
-    results = []
-    for pieces in ([4], cut):
-        model.zero_grad()
-        leaf, state, outputs = clip.clone().requires_grad_(), None, []
-        for piece in leaf.split([FRAMES * segments for segments in pieces], 1):
-            logits, state = model(piece, state)
-            outputs.append(logits)
-        logits = torch.cat(outputs, 1)
-        sum(tensor.square().sum() for tensor in (logits, *state)).backward()
-        results.append([logits, *state, leaf.grad, *(parameter.grad for parameter in model.parameters())])
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, **CLOSE)
-
-
 def test_streams_of_a_batch_may_be_at_different_points():
     model, clip = make(), draw(2, 2)
     first, second = clip.split(FRAMES, 1)
@@ -162,16 +144,6 @@ def test_the_memory_is_heard_in_time_attention_only():
     assert torch.equal(model(second, state)[0], model(second, other)[0])
 
 
-@pytest.mark.parametrize(("memory", "n_vectors"), [("per_patch", PATCHES), ("pooled", 1)])
-def test_the_state_is_of_constant_size_and_holds_nothing_else_in_memory(memory, n_vectors):
-    model = make(memory=memory)
-    shapes = [[tuple(t.shape) for t in model(draw(2, segments))[1]] for segments in (1, 5)]
-    assert shapes[0] == shapes[1] == [(2, n_vectors, 12), (2, 12), (2,)]
-    with torch.no_grad():
-        _, state = model(draw(2, 2))
-    assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in state)
-
-
 def test_losses_are_those_of_every_segment():
     model, clip, targets = make(), draw(), torch.tensor([[1, -100, 2], [-100, 0, 4]])
     losses, state = model.loss(clip[:, : 2 * FRAMES], targets[:, :2])
@@ -181,12 +153,6 @@ def test_losses_are_those_of_every_segment():
         for segment, loss in enumerate((*losses[row], last[row, 0])):
             target = targets[row, segment]
             assert loss.item() == pytest.approx(0.0 if target < 0 else -log_p[row, segment, target].item())
-
-
-def test_every_parameter_gets_a_gradient_from_the_second_segment_on():
-    model = make("ncgru")
-    model(draw(2, 2))[0].square().sum().backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 def test_a_new_model_trains():

@@ -1,7 +1,5 @@
 """The language model: its shape, its options, its errors."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from torch.nn import functional
@@ -15,26 +13,11 @@ def small(**options) -> LanguageModelConfig:
     return LanguageModelConfig(**{"vocab_size": 7, "n_layer": 2, "d_model": 8, "d_channel_mixing": 16, **options})
 
 
-def test_shapes():
-    logits, state = LanguageModel(small(output_size=5))(torch.randint(7, (3, 4)))
-    assert logits.shape == (3, 4, 5)
-    assert len(state.layers) == 2
-
-
 def test_table_3_has_the_parameters_that_it_must_have():
     model = LanguageModel(LanguageModelConfig(6, 51, 4, 64, 128))
     d, ffn = 64, 128
     block = (3 * d * d + 3 * d) + (2 * d * d + 2 * d) + (d * d + d) + (2 * d * ffn + d + ffn) + 4 * d
     assert sum(p.numel() for p in model.parameters()) == 6 * d + 4 * block + 2 * d + (51 * d + 51)
-
-
-def test_the_order_of_the_configurations_fields():
-    """It is called with positions, and its fields name those of recipes."""
-    config = LanguageModelConfig(6, 51, 4, 64, 128)
-    assert (config.vocab_size, config.output_size) == (6, 51)
-    assert (config.n_layer, config.d_model, config.d_channel_mixing) == (4, 64, 128)
-    names = [field.name for field in fields(LanguageModelConfig)]
-    assert names[:5] == ["vocab_size", "output_size", "n_layer", "d_model", "d_channel_mixing"]
 
 
 def test_tied_embeddings_are_one_matrix():
@@ -49,12 +32,6 @@ def test_dropout_acts_in_training_alone():
     assert not torch.equal(model(tokens)[0], model(tokens)[0])
     model.eval()
     assert torch.equal(model(tokens)[0], model(tokens)[0])
-
-
-def test_one_mixer_per_layer():
-    assert small(mixer=["gateloop", "gateloop"]).mixers == [("gateloop", {}), ("gateloop", {})]
-    assert small().mixers == [("gateloop", {}), ("gateloop", {})]
-    assert len(LanguageModel(small(mixer=["gateloop", "gateloop"])).blocks) == 2
 
 
 def test_a_stack_of_several_mixers_has_options_for_each():
@@ -184,13 +161,3 @@ def test_initial_scale():
 def test_impossible_shapes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small(**options)
-
-
-def test_unknown_mixer_is_refused():
-    with pytest.raises(ValueError, match=r"unknown mixer 'lstm'; there are: .*gateloop"):
-        LanguageModel(small(mixer="lstm"))
-
-
-def test_tokens_outside_the_vocabulary_are_refused():
-    with pytest.raises(IndexError):
-        LanguageModel(small())(torch.tensor([[7]]))

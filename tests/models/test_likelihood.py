@@ -35,7 +35,3 @@ def test_losses_are_float32_for_half_precision():
 def test_targets_outside_the_vocabulary_are_refused(wrong):
     with pytest.raises(IndexError, match=f"targets is a tensor with the id {wrong}"):
         negative_log_likelihood(torch.randn(1, 2, 4), torch.tensor([[0, wrong]]))
-
-
-def test_no_steps():
-    assert negative_log_likelihood(torch.randn(2, 0, 4), torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0)

@@ -36,8 +36,18 @@ def test_what_enters_and_leaves_the_blocks_has_rates_of_its_own(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_dropouts_act_in_training_alone(kind):
+    model_class, config_class = MODELS[kind]
+    tokens = torch.randint(13, (2, 9))
+    for name in ("dropout", "attention_dropout", "embedding_dropout"):
+        model = model_class(config_class(**SIZES, **{"dropout": 0.0, name: 0.5}))
+        assert not torch.equal(model(tokens)[0], model(tokens)[0]), name
+        model.eval()
+        assert torch.equal(model(tokens)[0], model(tokens)[0]), name
+
+
 @pytest.mark.parametrize("field", ["input_dropout", "output_dropout"])
-def test_rates_that_are_no_probabilities_are_refused(kind, field):
+def test_rates_that_are_no_probabilities_are_refused(field):
     for value in (1.0, -0.1):
         with pytest.raises(ValueError, match=f"{field} is {value}; expected a probability"):
-            MODELS[kind][1](**SIZES, **{field: value})
+            TransformerXLConfig(**SIZES, **{field: value})

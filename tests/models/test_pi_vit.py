@@ -107,12 +107,6 @@ def test_the_loss_is_the_weighted_sum():
     torch.testing.assert_close(model.loss(clip, targets)[0], each.classes, **CLOSE)
 
 
-def test_weights_are_the_published_ones():
-    config = PIViTConfig(n_classes=31)
-    assert (config.joint_weight, config.skeleton_weight, config.skeleton_class_weight) == (1.6, 1.0, 1.0)
-    assert (config.n_joints, config.d_skeleton, config.joints_after, config.skeleton_after) == (13, 216, 1, None)
-
-
 def test_what_is_missing_does_not_count():
     model = make()
     clip, targets, poses = draw()

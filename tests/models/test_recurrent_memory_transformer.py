@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -102,40 +100,6 @@ def test_it_is_the_segments_in_plain_torch_outputs_memory_and_gradients(length):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
-# --- the contract ---
-
-
-@given(pieces=st.lists(st.sampled_from([0, 1, 2, 4, 5, 6, 11]), min_size=2, max_size=5), before=st.integers(0, 9))
-@example(pieces=[4, 0, 11, 1, 6, 2], before=3)
-@settings(max_examples=6, deadline=None, derandomize=True)  # more cuts are drawn in tests/contracts
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_any_cut_gives_the_whole(norm, pieces, before):
-    """Logits, the last state, and gradients, also those of the entering state."""
-    torch.manual_seed(0)
-    model, text, entering = make(norm=norm), tokens(2, sum(pieces)), None
-    if before:
-        _, entering = model(tokens(2, before))
-        entering = states.map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(), entering)
-    leaves = [*model.parameters(), *states.tensors(entering)]
-
-    def results(cuts: list[int]) -> list[Tensor]:
-        state, logits = entering, []
-        for piece in text.split(cuts, 1):
-            y, state = model(piece, state)
-            logits.append(y)
-        flat = [torch.cat(logits, 1), *states.tensors(state)]
-        total = sum(tensor.sin().sum() for tensor in flat)
-        places.append(state.position)
-        if not total.requires_grad:
-            return flat
-        return [*flat, *torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)]
-
-    places: list[int] = []
-    for one, other in zip(results(pieces), results([sum(pieces)]), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
-    assert places == [(before + sum(pieces)) % SEGMENT] * 2
-
-
 @pytest.mark.parametrize("pieces", [[15], [5, 5, 5], [1] * 15, [3, 7, 5], [12, 2, 1]], ids=str)
 def test_the_memory_is_read_and_written_once_a_segment(pieces):
     """However a stream is cut, the blocks see each token once and the memory twice a segment."""
@@ -225,12 +189,6 @@ def test_the_first_memory_is_learned():
     assert torch.equal(start[0], before)  # a state that was given out stays as it was
 
 
-def test_every_parameter_gets_a_gradient():
-    model = make(cutoffs=[4, 7])
-    model.loss(tokens(4, 12), tokens(4, 12))[0].sum().backward()
-    assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0] == []
-
-
 @pytest.mark.parametrize("options", [{}, {"cutoffs": [4, 7]}, {"tie_embeddings": False}], ids=str)
 def test_the_loss_is_that_of_the_logits(options):
     model, text, targets = make(**options), tokens(2, 12), tokens(2, 12)
@@ -238,51 +196,6 @@ def test_the_loss_is_that_of_the_logits(options):
     losses, _ = model.loss(text, targets)
     chosen = model(text)[0].log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     torch.testing.assert_close(losses, -chosen * (targets >= 0), rtol=1e-10, atol=1e-12)
-
-
-def test_the_state_never_exceeds_a_segment_and_the_memory():
-    model = make()
-    sizes = [states.n_bytes(model(tokens(1, length))[1]) for length in (4, 9, 104, 504)]
-    assert len(set(sizes)) == 1
-    keys_and_values, n_layer = 2 * 8, 2
-    per_layer = (N_MEMORY + SEGMENT - 1) * keys_and_values
-    assert sizes[0] == 8 * (N_MEMORY * 8 + n_layer * per_layer)
-    _, state = model(tokens(1, SEGMENT))
-    assert states.n_bytes(state) == 8 * N_MEMORY * 8
-    assert sum(t.untyped_storage().nbytes() for t in states.tensors(state)) == states.n_bytes(state)
-
-
-def test_sequences_of_different_lengths_are_as_alone():
-    model, text = make(), tokens(3, 9)
-    mask = torch.arange(9) < torch.tensor([[9], [2], [6]])
-    logits, state = model(text, mask=mask)
-    assert isinstance(state, states.Ragged)
-    packed, _ = model(text[mask][None], cu_seqlens=torch.tensor([0, 9, 11, 17]))
-    torch.testing.assert_close(packed[0], logits[mask], rtol=1e-10, atol=1e-12)
-    more, _ = model(text, state)
-    for row, length in enumerate((9, 2, 6)):
-        whole, _ = model(torch.cat([text[row, :length], text[row]])[None])
-        torch.testing.assert_close(torch.cat([logits[row, :length], more[row]]), whole[0], rtol=1e-9, atol=1e-11)
-
-
-def test_states_stay_float32_under_autocast_and_in_bfloat16():
-    model, text = make().float(), tokens(2, 7)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, state = model(text, model(text)[1])
-    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
-    short = model.bfloat16()
-    logits, state = short(text, short(text)[1])
-    assert logits.dtype == torch.bfloat16
-    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
-
-
-def test_dropouts_act_in_training_alone():
-    text = tokens(2, 9)
-    for name in ("dropout", "attention_dropout", "embedding_dropout"):
-        model = make(**{name: 0.5})
-        assert not torch.equal(model(text)[0], model(text)[0]), name
-        model.eval()
-        assert torch.equal(model(text)[0], model(text)[0]), name
 
 
 @pytest.mark.parametrize(
@@ -297,31 +210,3 @@ def test_dropouts_act_in_training_alone():
 def test_impossible_shapes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small(**options)
-
-
-def test_odd_channels_are_refused():
-    with pytest.raises(ValueError, match="d_model is 9; expected an even number"):
-        make(d_model=9, n_heads=3)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"position": 5}, "state.position is 5; expected a number from 0 to 4"),
-        ({"memory": torch.zeros(2, 4, 8).double()}, r"state.memory is float64 \(2, 4, 8\) .* \(2, 3, 8\)"),
-        ({"memory": torch.zeros(2, 3, 8)}, r"state.memory is float32 .* expected float64 \(2, 3, 8\)"),
-        ({"layers": ()}, "state.layers has 0 states; expected one state for each of 2 layers"),
-    ],
-    ids=["position", "memory", "type", "layers"],
-)
-def test_other_states_are_refused(change, message):
-    model = make()
-    _, state = model(tokens(2, 3))
-    with pytest.raises(ValueError, match=message):
-        model(tokens(2, 1), state._replace(**change))
-    with pytest.raises(ValueError, match=r"expected float64 \(3, 3, 8\)"):
-        model(tokens(3, 1), state)
-
-
-def test_it_has_no_graph_for_any_number_of_tokens():
-    assert "segment" in make().why_not_exportable()

@@ -27,7 +27,6 @@ NAMES = {
     "transformer-xl": TransformerXL,
 }
 TOKENS, VIDEOS = DataSizes(13, 13, 5), VideoSizes(7, 2, 8)
-language_models = pytest.mark.parametrize("entry", list_models(DataSizes), ids=lambda entry: entry.name)
 
 
 def small(entry: ModelEntry) -> object:
@@ -48,14 +47,6 @@ def test_names_are_sorted_and_lead_to_their_classes():
     assert {entry.name for entry in list_models(DataSizes)} == NAMES.keys() - {"crvit", "pi-vit", "timesformer"}
     for name, model in NAMES.items():
         assert find_model(name).model is model
-
-
-def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(
-        ValueError,
-        match=r"'lstm'.*block-recurrent-transformer, crt, crvit, pi-vit, recurrent, rmt, times",
-    ):
-        find_model("lstm")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,19 +112,6 @@ def test_a_name_is_given_once():
     assert find_model("rmt").model is RecurrentMemoryTransformer
 
 
-@language_models
-def test_every_language_model_has_its_classes_for_hugging_face(entry):
-    pytest.importorskip("transformers")
-    import recurra.convert.huggingface as hf
-
-    config, model = (getattr(hf, f"Recurra{entry.label}{kind}") for kind in ("Config", "ForCausalLM"))
-    assert config.entry is entry
-    assert model.config_class is config
-    wrapped = hf.causal_lm(small(entry).build(TOKENS))
-    assert type(wrapped) is model
-    assert type(wrapped.config) is config
-
-
 TOY = """
     from dataclasses import dataclass
     from typing import NamedTuple
@@ -178,7 +156,7 @@ TOY = """
 
 
 def test_a_new_language_model_is_one_file(run_python, tmp_path):
-    """A model that registers itself trains, is resumed, opens as a run, and has its classes for Hugging Face."""
+    """A model that registers itself trains, opens as a run, and has its classes for Hugging Face."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a cat sat on a mat and a dog ran off\n" * 30)
     program = (
@@ -196,8 +174,6 @@ def test_a_new_language_model_is_one_file(run_python, tmp_path):
     training: {{max_steps: 2, tensorboard: false, accelerator: cpu}}
     """)
     assert main(["train", "toy.yaml", "--run", "run", "--model.d_model=5"]) == 0
-    assert main(["train", "--resume", "run", "--training.max_steps=3"]) == 0
-    assert main(["eval", "run"]) == 0
     model = open_run("run").model
     print("opened", type(model).__name__, model.config.d_model)
     import recurra.convert.huggingface as hf
@@ -209,7 +185,6 @@ def test_a_new_language_model_is_one_file(run_python, tmp_path):
     )
     lines = run_python(program).splitlines()
     assert any(line.startswith("finished at step 2") for line in lines)
-    assert any(line.startswith("finished at step 3") for line in lines)
     assert "opened Toy 5" in lines
     assert "RecurraToyForCausalLM recurra-toy 5" in lines
     assert lines[-1] == "5"

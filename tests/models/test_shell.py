@@ -117,43 +117,6 @@ def test_a_state_is_checked_even_without_tokens(unchecked, length):
         model(tokens(2, length), CounterState((torch.zeros(2),)))
 
 
-def test_layers_of_a_state(unchecked):
-    model = LanguageModel(LanguageModelConfig(VOCABULARY, n_layer=2, d_model=4))
-    state = model.initial_state(2)
-    assert require_layers(state, type(state), 2) is state.layers
-    with pytest.raises(TypeError, match="state is a tuple; expected a LanguageModelState, or None to start"):
-        model(tokens(2, 1), state.layers)
-    with pytest.raises(ValueError, match=r"state\.layers has 1 states; expected one state for each of 2 layers"):
-        model(tokens(2, 1), state._replace(layers=state.layers[:1]))
-    with pytest.raises(ValueError, match=r"state\.layers has 2 states, None among them; expected one state for each"):
-        model(tokens(2, 1), state._replace(layers=(state.layers[0], None)))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind", "message"),
-    [
-        ([[1, 2]], TypeError, "tokens is a list; expected a torch.Tensor"),
-        (torch.tensor([1, 2]), ValueError, r"tokens is int64 \(2,\) on cpu; expected int64 token ids"),
-        (torch.tensor([[1.0, 2.0]]), ValueError, r"tokens is float32 \(1, 2\) on cpu; expected int64 token ids"),
-    ],
-)
-def test_other_tokens_are_refused(unchecked, wrong, kind, message):
-    with pytest.raises(kind, match=message):
-        Counter()(wrong)
-
-
-def test_lengths_are_checked(unchecked):
-    model, x = Counter(), tokens(3, 5)
-    with pytest.raises(ValueError, match="mask and cu_seqlens are both given; expected one"):
-        model(x, mask=MASK, cu_seqlens=torch.tensor([0, 5]))
-    with pytest.raises(ValueError, match=r"mask is of shape \(3, 4\); expected \(B, L\) = \(3, 5\)"):
-        model(x, mask=MASK[:, 1:])
-    with pytest.raises(ValueError, match="state is of 2 streams; expected one for each of the 3 sequences"):
-        model(x, model.initial_state(2), mask=MASK)
-    with pytest.raises(IndexError, match="tokens is a tensor with the id 5; expected ids from 0 to 4"):
-        model(torch.full((3, 5), 5), mask=MASK)
-
-
 def test_sequences_continue_from_a_ragged_state():
     """Each sequence continues at its own place; the shell splits the batch and puts it together again."""
     model = Counter()

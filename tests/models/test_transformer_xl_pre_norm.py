@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
-from recurra.state import state_from_plain, state_to_plain
 
 VOCABULARY, D_MODEL, HEADS, D_HEAD, SEGMENT, MEMORY = 7, 6, 2, 3, 3, 4
 
@@ -93,11 +92,3 @@ def test_the_norm_gets_gradients_from_the_memory(model):
     x = torch.zeros(1, 1, D_MODEL, dtype=torch.float64)  # its own norm is the bias: no gradient to the weight
     attention(x, state.layers[0], norm=norm_attention)[0].sum().backward()
     assert norm_attention.weight.grad.abs().sum() > 1e-3
-
-
-def test_states_with_normalised_memories_are_refused(model):
-    state = model(torch.randint(VOCABULARY, (1, 5)))[1]
-    assert torch.equal(state_from_plain(state_to_plain(state), model).layers[1].memory, state.layers[1].memory)
-    old = [[[layer.memory, layer.context, torch.cat(layer[2:], -1)] for layer in state.layers]]
-    with pytest.raises(ValueError, match=r"state\.layers\.0 is a list of 3 in the saved state; expected a list of 4"):
-        state_from_plain(old, model)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from recurra import pretrained as horizon
+from recurra import pretrained
 from recurra.data.memory_horizon import memory_horizon_targets
 from recurra.pretrained import _HorizonModel, memory_horizon
 
@@ -20,7 +20,7 @@ def stated(card: str, row: str) -> float:
 
 
 def test_the_wheel_stays_small():
-    assert horizon._WEIGHTS.stat().st_size < 1_000_000
+    assert pretrained._WEIGHTS.stat().st_size < 1_000_000
 
 
 def test_it_reaches_what_its_card_says(shipped):
@@ -67,11 +67,8 @@ def test_gates_of_given_tokens_have_their_shape(shipped):
 
 def test_gates_are_drawn(shipped, tmp_path):
     files = shipped.draw_gates(tmp_path / "figures")
-    assert sorted(file.name for file in files) == [
-        "gate-magnitudes.png",
-        "gate-magnitudes.svg",
-        "gate-phases.png",
-        "gate-phases.svg",
+    assert [file.name for file in files] == [
+        f"gate-{name}.{suffix}" for name in ("magnitudes", "phases") for suffix in ("png", "svg")
     ]
     assert all(file.stat().st_size for file in files)
 

@@ -13,10 +13,7 @@ from tests.processes import Program
 
 from recurra import open_run
 from recurra.cli import main
-from recurra.cli.serve import parser, settings
-from recurra.serve.app import _status_line
-from recurra.serve.http import ServeSettings
-from recurra.serve.service import Service
+from recurra.cli.serve import _parser, _settings
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -83,7 +80,7 @@ def test_what_cannot_be_served_is_said_in_plain_words(run, capsys, tmp_path, mon
 def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("first-key-0123\nsecond-key-0123\n")
     monkeypatch.setenv("RECURRA_API_KEY", "third-key-0123")
-    made = settings(parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys"), "--host", "0.0.0.0"]))
+    made = _settings(_parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys"), "--host", "0.0.0.0"]))
     assert made.api_keys == ("third-key-0123", "first-key-0123", "second-key-0123")
     assert made.sessions_file == run / "sessions.sqlite"
 
@@ -95,10 +92,4 @@ def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
 def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path, content, said):
     (tmp_path / "keys").write_text(content)
     with pytest.raises(ValueError, match=rf"^--api-key-file is .*, {said}; expected"):
-        settings(parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys")]))
-
-
-def test_the_line_on_the_terminal(models):
-    service = Service(models, ServeSettings(), threads=1)
-    assert _status_line(service, 200.0, 0.0).startswith("0 streams  200 tokens/s written")
-    service.store.close()
+        _settings(_parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys")]))

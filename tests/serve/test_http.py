@@ -60,15 +60,6 @@ def test_sessions_of_one_key_are_unknown_to_another(serving):
     assert yours.get("/v1/sessions/a").json()["position"] == 0
 
 
-def test_too_many_sessions_of_a_key(serving):
-    running = serving(api_keys=KEYS, max_sessions=2)
-    mine, yours = (running.client(**bearer(key)) for key in KEYS)
-    answers = [mine.post("/v1/sessions", json={}) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [201, 201, 429]
-    assert answers[2].json()["error"]["code"] == "too_many_sessions"
-    assert yours.post("/v1/sessions", json={}).status_code == 201
-
-
 def test_bodies_are_bounded_whether_they_say_their_length_or_not(serving):
     client = serving(max_body_bytes=1000).client()
     body = json.dumps({"model": "letters", "prompt": "a" * 2000}).encode()
@@ -108,19 +99,18 @@ def test_other_names_of_the_host_are_refused_without_a_key(serving):
     assert serving(api_keys=KEYS).client(host="my.example", **bearer(KEYS[0])).get("/v1/models").status_code == 200
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, ValueError])
-def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkeypatch, caplog, error):
+def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkeypatch, caplog):
     running = serving()
-    monkeypatch.setattr(running.service.sessions, "infos", Mock(side_effect=error("inside")))
+    monkeypatch.setattr(running.service.sessions, "infos", Mock(side_effect=ValueError("inside")))
     with caplog.at_level(logging.ERROR):
         answer = running.client().get("/v1/sessions")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "inside" not in answer.text
-    assert f"{error.__name__}: inside" in caplog.text
+    assert "ValueError: inside" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["requests.PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
+@pytest.mark.parametrize("place", ["requests._PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
 def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
     client = serving().client()
     client.post("/v1/sessions", json={"name": "a"})
@@ -191,7 +181,7 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     files = {"index.html": b"<p>hello", "assets/a.js": b"1"}
     monkeypatch.setattr(http, "PAGE", tuple(files))
     monkeypatch.setattr(http, "page_file", files.get)
-    http.page_files.cache_clear()
+    http._page_files.cache_clear()
     client = serving().client()
     assert client.get("/").text == "<p>hello"
     assert "javascript" in client.get("/assets/a.js").headers["content-type"]
@@ -199,7 +189,7 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     for path in ("/../secret", "/%2e%2e/secret", "/assets/../../secret", "//etc/passwd", "/assets"):
         raw = httpx.Request("GET", client.base_url.copy_with(raw_path=path.encode()))
         assert client.send(raw).status_code == 404
-    http.page_files.cache_clear()
+    http._page_files.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -216,24 +206,7 @@ def test_settings_that_cannot_be(settings, said):
         ServeSettings(**settings)
 
 
-def test_an_open_address_needs_a_key():
-    assert ServeSettings(host="0.0.0.0", api_keys=KEYS).host == "0.0.0.0"
-
-
 def test_a_line_of_the_log_is_json():
     record = logging.makeLogRecord({"msg": "request %s", "args": ("x",), "levelname": "INFO", "status": 200})
     line = json.loads(_JsonLines().format(record))
     assert (line["message"], line["level"], line["status"]) == ("request x", "info", 200)
-
-
-def test_metrics_count_the_texts_of_a_turn(serving):
-    client = serving().client()
-    client.post("/v1/completions", json={"model": "letters", "prompt": "abcd", "max_tokens": 2, "n": 3})
-    lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
-    assert float(lines["recurra_texts_total"]) == 3
-    assert float(lines["recurra_texts_failed_total"]) == 0
-
-
-def test_no_threads_are_refused(models):
-    with pytest.raises(ValueError, match="threads is 0; expected at least 1"):
-        Service(models, ServeSettings(), threads=0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 
 import openai
 import pytest
@@ -118,12 +117,6 @@ def test_logprobs_and_echo(api, models):
     assert told.token_logprobs[1:] == pytest.approx(right, abs=1e-4)
     assert told.top_logprobs[0] is None
     assert all(len(top) == 2 and max(top, key=top.get) == token for top, token in zip(told.top_logprobs[3:], text[3:]))
-
-
-def test_the_likelihood_of_a_prompt_without_a_continuation(api):
-    (choice,) = api.completions.create(model="letters", prompt="abcd", max_tokens=0, echo=True, logprobs=0).choices
-    assert (choice.text, choice.finish_reason, len(choice.logprobs.tokens)) == ("abcd", "length", 4)
-    assert all(share < 0 and math.isfinite(share) for share in choice.logprobs.token_logprobs[1:])
 
 
 def test_prompts_of_tokens_and_models_without_a_tokenizer(api, models):
@@ -256,10 +249,7 @@ def test_what_came_at_once_goes_out_at_once(answer, models):
 
 def test_an_error_comes_after_what_was_written_before_it_and_ends_the_answer(answer, models):
     start = models[0].start
-    rounds = [
-        [TokenEvent(0, 3, "d"), EndEvent(1, "error", start), TokenEvent(0, 4, "e")],
-        [TokenEvent(0, 5, "f")],
-    ]
+    rounds = [[TokenEvent(0, 3, "d"), EndEvent(1, "error", start), TokenEvent(0, 4, "e")], [TokenEvent(0, 5, "f")]]
     *_, told, failed = writes(answer, rounds)
     assert pieces_of(told) == [(0, "d")]
     assert json.loads(failed[0])["error"]["code"] == "turn_failed"

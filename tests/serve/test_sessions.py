@@ -161,17 +161,6 @@ def test_more_sessions_than_memory_holds(serving, models):
     assert running.service.sessions.n_resident == 3
 
 
-def test_a_session_on_disk_is_found_while_all_in_memory_are_busy(serving):
-    client = serving(max_resident_sessions=1).client()
-    for name in ("b", "a"):
-        opened(client, name=name)
-    with client.stream("POST", "/v1/sessions/a/generate", json={"max_tokens": 60_000}) as long:
-        lines = long.iter_lines()
-        next(lines)
-        assert client.get("/v1/sessions/b").status_code == 200
-        assert write(client, "b", 3)
-
-
 def test_what_one_turn_forgets_leaves_no_gap_on_the_disk(serving, tmp_path, models):
     kept = {"sessions_file": tmp_path / "sessions.sqlite", "max_tokens": 20}
     with first_server(models, kept) as client:
@@ -226,11 +215,6 @@ def test_what_the_disk_does_not_take_has_not_happened(serving, models, caplog):
     assert running.service.sessions.n_resident == 2
 
 
-def test_a_text_of_any_length_is_read_as_it_is(client, models):
-    name = opened(client)
-    assert client.post(f"/v1/sessions/{name}/feed", json={"text": "ab" * 1500}).json()["position"] == 3000
-
-
 def test_a_session_has_one_turn_at_a_time(serving):
     client = serving().client()
     opened(client, name="a")
@@ -282,13 +266,9 @@ def test_many_sessions_at_once(serving, models):
         ("feed", {"text": "a", "tokens": [1]}, 400, "tokens"),
         ("feed", {"tokens": [40]}, 400, None),
         ("feed", {"text": "a", "unknown": 1}, 400, "unknown"),
-        ("feed", {"text": 3}, 400, "text"),
-        ("generate", {"max_tokens": 0}, 400, "max_tokens"),
         ("generate", {"max_tokens": 70_000}, 400, "max_tokens"),
-        ("generate", {"temperature": -1}, 400, "temperature"),
         ("generate", {"stop": [""]}, 400, "stop.0"),
         ("fork", {"name": "../../etc"}, 400, "name"),
-        ("fork", {"name": "n" * 65}, 400, "name"),
     ],
 )
 def test_bad_requests_are_refused_in_openai_s_form(client, path, body, status, param):
@@ -327,19 +307,6 @@ def test_going_back_beyond_the_transcript(serving, models):
     assert client.post("/v1/sessions/a/rewind", json={"position": 0}).json()["position"] == 0
     assert write(client, "a", 5, text="abc") == alone(models, "abc", 5)
     assert client.get("/v1/sessions/a/transcript").json()["first"] == 0
-
-
-def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch):
-    monkeypatch.setattr("recurra.serve.bodies._MOST_NUMBERS", 20)
-    name = opened(client)
-    body = {"text": "hello", "alternatives": 3}  # 5 tokens with 4 numbers each
-    assert client.post(f"/v1/sessions/{name}/feed", json=body).status_code == 200
-    for path, more in (("feed", {"answers": 1}), ("generate", {"max_tokens": 1, "stream": False})):
-        refused = client.post(f"/v1/sessions/{name}/{path}", json=body | more)
-        assert refused.status_code == 400
-        assert "expected 20 in all: stream the answer" in refused.json()["error"]["message"]
-    answer = client.post(f"/v1/sessions/{name}/feed", json=body | {"answers": 1, "stream": True})
-    assert answer.status_code == 200
 
 
 def test_a_session_that_went_back_to_its_first_token_knows_its_place(serving, tmp_path, models):
@@ -398,11 +365,3 @@ def test_bytes_are_bounded_and_the_longest_unused_session_goes_first():
     for name in "abc":
         checkpoints.forget(name)
     assert checkpoints._bytes == 0
-
-
-def test_a_twin_shares_the_checkpoints_before_the_fork():
-    checkpoints = _Checkpoints(10_000)
-    checkpoints.add("a", states(1, 2, 3))
-    checkpoints.add("b", checkpoints.up_to("a", 2))
-    assert nearest(checkpoints, "b", 9).position == 2
-    assert nearest(checkpoints, "b", 9).model_state is nearest(checkpoints, "a", 2).model_state

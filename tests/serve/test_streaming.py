@@ -57,18 +57,6 @@ def test_an_error_comes_after_what_waits(exact):
     assert asyncio.run(listen()) == [TokenEvent(0, 1, "a")]
 
 
-def test_a_listener_that_waits_hears_what_comes(exact):
-    async def listen():
-        line = EventQueue(Request(exact, exact.start, [1], []), lambda turn: None)
-        heard = asyncio.ensure_future(anext(line))
-        await asyncio.sleep(0)
-        assert not heard.done()
-        line.put([TokenEvent(0, 1, "a")])
-        return await heard
-
-    assert asyncio.run(listen()) == [TokenEvent(0, 1, "a")]
-
-
 def test_sessions_that_are_opened_together_keep_the_limit(models):
     """The store answers the first after all have asked."""
 

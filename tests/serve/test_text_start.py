@@ -31,11 +31,6 @@ def test_a_completion_begins_with_it(client, prompt, n_tokens):
     assert answer["usage"]["prompt_tokens"] == n_tokens
 
 
-def test_a_chat_begins_with_it(client):
-    body = {"model": "starting", "messages": [{"role": "user", "content": "a cat"}], "max_tokens": 1}
-    assert client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"] == N + 1
-
-
 def test_a_session_begins_with_it_and_goes_on_without(client):
     client.post("/v1/sessions", json={"name": "mine"})
     for n_tokens in (N + 1, 2 * N + 1):
@@ -43,15 +38,6 @@ def test_a_session_begins_with_it_and_goes_on_without(client):
         assert client.get("/v1/sessions/mine").json()["position"] == n_tokens
     tokens = client.get("/v1/sessions/mine/transcript").json()["tokens"]
     assert [token["id"] for token in tokens] == [*TOKENIZER.start, *TOKENIZER.encode("a cat").tolist() * 2]
-
-
-def test_offsets_count_the_text_of_the_start(client):
-    body = {"model": "starting", "prompt": "a cat", "max_tokens": 1, "echo": True, "logprobs": 0}
-    choice = client.post("/v1/completions", json=body).json()["choices"][0]
-    told = choice["logprobs"]
-    assert choice["text"].startswith("<bos>a cat")
-    for token, offset in zip(told["tokens"][: N + 1], told["text_offset"]):
-        assert choice["text"][offset:].startswith(token)
 
 
 def test_a_session_that_moves_on_while_a_text_is_encoded_refuses_it(client, monkeypatch):

@@ -60,7 +60,15 @@ def build(name: str, seed: int = 0) -> nn.Module:
     return MODELS[name]().double().eval()
 
 
-@pytest.fixture(params=MODELS)
+SAMPLE = {
+    *("gateloop", "gateloop-attention", "gated-delta-net", "gru", "hyena", "mamba", "performer", "s4d"),
+    *("relative-attention", "transformer-xl-adaptive", "crt-ncgru-adaptive", "crt-relative"),
+}
+"""One of every kind of state; the others are tested with `-m slow`."""
+EVERY_KIND = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in MODELS]
+
+
+@pytest.fixture(params=EVERY_KIND)
 def any_model(request) -> nn.Module:
     """Every kind."""
     return build(request.param)

@@ -128,9 +128,3 @@ def test_the_logits_stay_as_they_are():
     choose(logits, rows_of(SETTINGS, 300))
     assert torch.equal(logits, before)
     assert choose(logits[:0], []) == []
-
-
-def test_a_view_of_logits():
-    logits = torch.randn(len(SETTINGS), 5, 300)
-    expected = by_the_plain_form(logits[:, 2], rows_of(SETTINGS, 300))
-    assert choose(logits[:, 2], rows_of(SETTINGS, 300)) == expected

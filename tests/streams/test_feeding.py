@@ -23,7 +23,7 @@ def test_the_logits_after_the_last_token(any_model):
 def test_long_texts_go_in_pieces(model, monkeypatch):
     x = tokens(2, 19)
     whole, _ = _feed(model, x)
-    monkeypatch.setattr(stream, "TOKENS_PER_CALL", 6)
+    monkeypatch.setattr(stream, "_TOKENS_PER_CALL", 6)
     lengths = []
     model.embedding.register_forward_hook(lambda _, inputs, __: lengths.append(inputs[0].shape[1]))
     pieces, _ = _feed(model, x)

@@ -297,10 +297,3 @@ def test_others_can_read_the_file(gateloop, tmp_path):
         content = json.loads(file.metadata()["recurra"])
         assert content["model"]["config"]["d_model"] == 12
         assert content["structure"] == [[[{"complex": "state.0"}], [{"complex": "state.1"}]]]
-
-
-def test_equal_streams_give_equal_files(gateloop, tmp_path):
-    stream = fed(gateloop)
-    stream.save(tmp_path / "one")
-    stream.fork().save(tmp_path / "two")
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

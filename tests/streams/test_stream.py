@@ -3,11 +3,10 @@ import pytest
 import torch
 from tests.starting_tokenizers import with_start
 
-import recurra
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
-from recurra.streams.sampling import SamplingConfig, greedy, sample
+from recurra.streams.sampling import SamplingConfig, sample
 from recurra.streams.stream import Stream
 
 from .conftest import VOCABULARY, build
@@ -63,13 +62,6 @@ def test_a_text_at_the_start_follows_what_its_tokenizer_puts_in_front():
     torch.testing.assert_close(stream.logits, expected)
     stream.reset()
     torch.testing.assert_close(stream.feed(tokens), expected)  # token ids are read as they are
-
-
-def test_the_logits_given_out_are_copies(model):
-    stream = Stream(model)
-    stream.feed([1, 2]).fill_(0)
-    stream.logits.fill_(0)
-    torch.testing.assert_close(stream.logits, model(torch.tensor([[1, 2]]))[0][0, -1], **CLOSE)
 
 
 def test_nothing_leaves_the_stream_where_it_is(gateloop):
@@ -138,14 +130,6 @@ def test_a_fork_goes_its_own_way(model):
         assert got.position == alone.position
 
 
-def test_reset(model):
-    stream = Stream(model)
-    stream.feed(draw_tokens(8))
-    stream.reset()
-    assert (stream.position, stream.state) == (0, None)
-    assert torch.equal(stream.feed([5, 6]), Stream(model).feed([5, 6]))
-
-
 # --- out ---
 
 
@@ -207,13 +191,6 @@ def test_each_token_is_read_before_it_is_given_out(gateloop):
         assert stream.position == 1 + n
 
 
-def test_greedy(gateloop):
-    stream = Stream(gateloop)
-    logits = stream.feed([1])
-    (token,) = stream.generate(1, sampling=SamplingConfig(temperature=0.0))
-    assert token == int(greedy(logits))
-
-
 def test_stop_tokens_can_be_a_tensor_and_are_whole_numbers(gateloop, unchecked):
     stream = Stream(gateloop)
     stream.feed([1, 2])
@@ -221,24 +198,6 @@ def test_stop_tokens_can_be_a_tensor_and_are_whole_numbers(gateloop, unchecked):
     for wrong in (["3"], "3", [1.5], torch.ones(2)):
         with pytest.raises(TypeError, match=r"stop_tokens is .*; expected a collection of whole numbers"):
             next(stream.generate(30, stop_tokens=wrong))
-
-
-def test_weights_for_decoding_need_numba_and_a_vocabulary(gateloop, monkeypatch):
-    with pytest.raises(ValueError, match=r"model\.config\.vocab_size is None; expected the number of tokens"):
-        Stream(gateloop.blocks[0].eval(), weights="float32")
-    monkeypatch.setattr("recurra.decoding.prepare.NUMBA_IS_MISSING", "Numba is not installed")
-    with pytest.raises(RuntimeError, match="Numba is not installed; expected it for weights"):
-        Stream(gateloop, weights="float32")
-
-
-def test_stop_tokens(gateloop):
-    stream = Stream(gateloop)
-    stream.feed([1])
-    tokens = list(stream.fork().generate(40))
-    last = tokens[7]
-    got = list(stream.generate(40, stop_tokens={last}))
-    assert got == tokens[: tokens.index(last) + 1]
-    assert stream.position == 1 + len(got)
 
 
 def test_what_cannot_be_generated(gateloop):
@@ -289,16 +248,6 @@ def test_what_a_stream_keeps_does_not_keep_its_text_alive(any_model):
     for tensor in (stream.snapshot().stream.logits, *tensors(stream.state)):
         # an empty tensor may share the memory of one vector of 12 float64
         assert tensor.untyped_storage().nbytes() <= (tensor.numel() or 12) * tensor.element_size()
-
-
-def test_memory_stays_constant(gateloop):
-    stream = Stream(gateloop)
-    sizes = set()
-    for _ in range(4):
-        stream.feed(draw_tokens(100))
-        sizes.add(recurra.state.n_bytes(stream.state))
-        assert len(stream.recent) == 64
-    assert len(sizes) == 1
 
 
 # --- marks ---

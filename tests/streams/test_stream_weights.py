@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.decoding.prepare import TracedStep
+from recurra.decoding.prepare import prepare_for_decoding
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -16,9 +16,13 @@ from .conftest import VOCABULARY
 pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
 
 
+def prepared(model, weights="float32", kind=Stream):
+    return kind(model, runner=prepare_for_decoding(model, weights))
+
+
 def test_float32_gives_the_models_results(any_model):
     model = any_model.float()
-    plain, fast = Stream(model), Stream(model, weights="float32")
+    plain, fast = Stream(model), prepared(model)
     for length in (1, 1, 7, 1, 1, 12, 1):
         tokens = torch.randint(VOCABULARY, (length,)).tolist()
         torch.testing.assert_close(fast.feed(tokens), plain.feed(tokens), rtol=1e-4, atol=1e-5)
@@ -29,7 +33,7 @@ def test_float32_gives_the_models_results(any_model):
 
 def test_states_go_from_one_to_the_other(any_model, tmp_path):
     model = any_model.float()
-    fast, plain = Stream(model, weights="int8"), Stream(model)
+    fast, plain = prepared(model, "int8"), Stream(model)
     fast.feed([1, 2, 3])
     fast.save(tmp_path / "state")
     plain.load(tmp_path / "state")
@@ -39,14 +43,9 @@ def test_states_go_from_one_to_the_other(any_model, tmp_path):
     assert not torch.equal(twin.logits, plain.step(4))  # the twin is rounded, too
 
 
-def test_a_recurrence_is_recorded_and_a_segment_model_is_not(gateloop, crt):
-    assert isinstance(Stream(gateloop.float(), weights="float32").runner, TracedStep)
-    assert not isinstance(Stream(crt.float(), weights="float32").runner, TracedStep)
-
-
 def test_streams_share_one_copy_and_are_what_each_is_alone(any_model):
     model = any_model.float()
-    streams, alone = Streams(model, weights="float32"), Stream(model, weights="float32")
+    streams, alone = prepared(model, kind=Streams), prepared(model)
     for name in range(5):
         streams.open(name)
     assert len({id(stream.runner) for stream in streams.values()}) == 1
@@ -63,7 +62,7 @@ def test_streams_share_one_copy_and_are_what_each_is_alone(any_model):
 
 @pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
 def test_every_round_of_a_recurrence_is_one_recorded_step(gateloop, weights):
-    streams, alone = Streams(gateloop.float(), weights=weights), Stream(gateloop, weights=weights)
+    streams, alone = prepared(gateloop.float(), weights, Streams), prepared(gateloop, weights)
     for name in range(11):
         streams.open(name).feed([name])
     streams.feed({name: [1] for name in streams})  # the first step of this many rows records it
@@ -80,19 +79,10 @@ def test_every_round_of_a_recurrence_is_one_recorded_step(gateloop, weights):
         assert all(map(torch.equal, tensors(stream.state), tensors(alone.state)))
 
 
-def test_errors(gateloop):
-    with pytest.raises(ValueError, match="numbers is 'int3'"):
-        Stream(gateloop.float(), weights="int3")
-    with pytest.raises(ValueError, match="numbers is 'int3'"):
-        Streams(gateloop, weights="int3")
-    with pytest.raises(ValueError, match="expected float32 on the CPU"):
-        Stream(gateloop.double(), weights="float32")
-
-
 def test_marks_and_drafts_of_compiled_steps(model):
     """Steps that are compiled leave the states alone that marks hold."""
     model, likeliest = model.float(), SamplingConfig(temperature=0.0)
-    plain, fast, draft = Stream(model), Stream(model, weights="float32"), Stream(model, weights="float32")
+    plain, fast, draft = Stream(model), prepared(model), prepared(model)
     speculation = Speculation(fast, draft, n_drafted=3)
     plain.feed([1, 2, 3])
     speculation.feed([1, 2, 3])

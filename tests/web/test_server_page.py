@@ -1,6 +1,5 @@
 """The explorer on `recurra serve`, in a browser: text by surprise, gates, forks, games, keys and colours."""
 
-import itertools
 import math
 import re
 
@@ -73,35 +72,6 @@ def test_a_text_that_is_refused_can_be_sent_again(page, server):
     assert page.input_value("textarea") == ""
 
 
-def test_a_stream_that_is_stopped_while_it_reads_does_not_write(page, server):
-    page.add_init_script(NO_END_OF_READING)
-    open_explorer(page, server.address)
-    choose_greedily(page, N_TOKENS)
-    read(page, PROMPT, then_write=True)
-    page.wait_for_selector(f"{pane()}[data-status=reading]:not([data-position='0'])")
-    page.click(f"{pane()} button.go")
-    page.wait_for_selector(f"{pane()}[data-status=ready]")
-    wait_until_drawn(page)
-    assert PROMPT.startswith(text(page))
-    assert not text(page, which="written")
-
-
-NO_END_OF_READING = """
-const fetched = window.fetch;
-window.fetch = async (path, options) => {
-    const answer = await fetched(path, options);
-    if (!String(path).endsWith("/feed")) return answer;
-    const { value } = await answer.body.getReader().read();
-    const start = (stream) => {
-        stream.enqueue(value);
-        options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
-    };
-    return new Response(new ReadableStream({ start }));
-};
-"""
-"""Of what a server sends while a stream reads, only the first piece arrives."""
-
-
 def test_the_game_against_a_model_on_the_server(page, server, runs):
     open_explorer(page, server.address)
     page.select_option("[aria-label='Open a new stream']", "horizon")
@@ -117,17 +87,6 @@ def test_the_game_against_a_model_on_the_server(page, server, runs):
     assert page.locator(".cell .answer").all_text_contents() == list(map(str, answers))
     n_right = sum(answer == target for answer, target in zip(answers, targets))
     assert page.inner_text(".score").startswith(f"{n_right} of {len(played)} answers right")
-
-
-def test_text_goes_to_no_game(page, server):
-    open_explorer(page, server.address)
-    choose_greedily(page, N_TOKENS)
-    page.select_option("[aria-label='Open a new stream']", "horizon")
-    page.wait_for_selector(".tape")  # it is the active stream now
-    read(page, PROMPT, then_write=True)
-    wait_for(page, 3 + N_TOKENS)
-    assert page.is_hidden(".targets")  # there is one stream to choose
-    wait_for(page, 0, "B")
 
 
 def test_the_key_is_asked_for_once_and_can_be_sent(page, server):
@@ -161,24 +120,6 @@ def test_the_key_is_asked_for_once_and_can_be_sent(page, server):
     assert sent
 
 
-def test_a_page_that_may_store_nothing_works(page, server):
-    page.add_init_script(NO_STORAGE)
-    write_greedily(page, server)
-    page.keyboard.press("Escape")
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("v")  # a setting, which would be stored
-    wait_until_drawn(page)
-    assert page.inner_text(".gates h3") == "Phases"
-
-
-NO_STORAGE = """
-for (const name of ["sessionStorage", "localStorage", "indexedDB"]) {
-    const get = () => { throw new DOMException("Access is denied for this document.", "SecurityError"); };
-    Object.defineProperty(window, name, { get });
-}
-"""
-
-
 def test_the_keyboard_reaches_everything(page, server):
     open_explorer(page, server.address)
     choose_greedily(page, 4)
@@ -205,44 +146,3 @@ def test_the_keyboard_reaches_everything(page, server):
     page.keyboard.press("t")
     wait_until_drawn(page)
     assert page.get_attribute("html", "data-theme") == "dark"
-
-
-def test_pages_of_any_width_and_colour_can_be_read(page, server):
-    """Nothing runs out of a phone's width, and text stands out from what is behind it, the most surprising too."""
-    write_greedily(page, server)
-    page.click(f"{pane()} .token >> nth=1")
-    for width, scheme in itertools.product((360, 1440), ("light", "dark")):
-        page.set_viewport_size({"width": width, "height": 800})
-        page.emulate_media(color_scheme=scheme)
-        wait_until_drawn(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(CONTRAST, [".word", ".status", ".caption", ".inspector p", "h2"]) >= 4.4
-
-
-CONTRAST = """(selectors) => {
-    const canvas = document.createElement("canvas");
-    canvas.width = canvas.height = 1;
-    const draw = canvas.getContext("2d", { willReadFrequently: true });
-    const light = ([r, g, b]) => {
-        const part = (x) => (x / 255 <= 0.03928 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
-    };
-    const behind = (element) => {  // all backgrounds on top of each other
-        const layers = [];
-        for (let at = element; at; at = at.parentElement) layers.unshift(getComputedStyle(at).backgroundColor);
-        draw.fillStyle = "white";
-        draw.fillRect(0, 0, 1, 1);
-        for (const layer of layers) { draw.fillStyle = layer; draw.fillRect(0, 0, 1, 1); }
-        return light(draw.getImageData(0, 0, 1, 1).data);
-    };
-    const colour = (element) => {
-        draw.fillStyle = getComputedStyle(element).color;
-        draw.fillRect(0, 0, 1, 1);
-        return light(draw.getImageData(0, 0, 1, 1).data);
-    };
-    const found = selectors.flatMap((selector) => [...document.querySelectorAll(selector)]);
-    return Math.min(...found.map((element) => {
-        const [low, high] = [behind(element), colour(element)].sort((one, other) => one - other);
-        return (high + 0.05) / (low + 0.05);
-    }));
-}"""

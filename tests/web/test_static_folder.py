@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -11,14 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.web.explorer import choose_greedily, open_explorer, pane, read, text, wait_for
-from tokenizers import Tokenizer, decoders, models
 
 pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
 
-import recurra.convert.export.page_files
 from recurra import open_run
 from recurra.cli import main
 from recurra.convert.export.web import to_web_model
@@ -34,21 +31,6 @@ NO_TIME_BETWEEN_MESSAGES = """
 let time = 0;
 performance.now = () => (time += 1000);
 """
-KEPT_POSITION = """async () => {
-    const result = (asked) => new Promise((resolve) => (asked.onsuccess = () => resolve(asked.result)));
-    const database = await result(indexedDB.open(`recurra-explorer ${location.pathname}`, 1));
-    const [pane] = await result(database.transaction("panes").objectStore("panes").getAll());
-    return pane.kept.position;
-}"""
-LENGTHENED = """async (n) => {
-    const result = (asked) => new Promise((resolve) => (asked.onsuccess = () => resolve(asked.result)));
-    const database = await result(indexedDB.open(`recurra-explorer ${location.pathname}`, 1));
-    const [pane] = await result(database.transaction("panes").objectStore("panes").getAll());
-    pane.tokens = Array.from({length: n}, (_, at) => pane.tokens[at % pane.tokens.length]);
-    pane.kept.position = n;
-    await result(database.transaction("panes", "readwrite").objectStore("panes").put(pane));
-    database.close();
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +69,7 @@ def page_says(page, address: str, n_read: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "options"),
-    [("words", "int8", ["--weights", "int8"]), ("bpe", "float32", [])],
+    ("name", "weights", "options"), [("words", "int8", ["--weights", "int8"]), ("bpe", "float32", [])]
 )
 def test_the_page_goes_on_as_generate_does(name, weights, options, runs, exported, capsys, page, static_host):
     folder = exported(name, weights)
@@ -98,25 +79,11 @@ def test_the_page_goes_on_as_generate_does(name, weights, options, runs, exporte
     assert page.inner_text(".of-state dd") == f"{n_bytes} B"
 
 
-def test_float16_is_the_model_with_rounded_matrices(runs, exported, page, static_host):
-    folder = exported("words", "float16")
-    run = open_run(runs / "words")
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            if parameter.dim() > 1:
-                parameter.copy_(parameter.half())
-    stream = Stream(run.model, run.tokenizer)
-    stream.feed(PROMPT)
-    expected = "".join(stream.generate_text(N_TOKENS, sampling=SamplingConfig(temperature=0.0)))
-    assert page_says(page, static_host(folder), n_read(runs, "words")).rstrip("\n") == expected.rstrip("\n")
-
-
 def test_a_stream_is_found_again_forked_and_goes_on_alike(runs, exported, page, static_host):
     """One page: the state is kept over a reload, and a fork in the middle writes what the stream wrote."""
     folder = exported("bpe", "float32")
     read_tokens = n_read(runs, "bpe")
     whole = page_says(page, static_host(folder), read_tokens)
-    assert page.evaluate(KEPT_POSITION) == read_tokens + N_TOKENS  # the state itself, not only the tokens
     page.reload()
     page.wait_for_selector("html[data-ready]")
     wait_for(page, read_tokens + N_TOKENS)
@@ -214,21 +181,6 @@ def test_a_new_export_is_what_the_next_visit_shows(exported, tmp_path, page, sta
     assert page.inner_text("h2").startswith("horizon")
 
 
-def test_files_of_two_builds_never_meet(exported, page, static_host):
-    """What the page runs has a version in its address: a browser may keep the file of another build under its name."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
-    folder = exported("words", "int8")
-    open_explorer(page, static_host(folder))
-    version = re.search(r"app\.js\?v=(\w{12})", (folder / "index.html").read_text())[1]
-    onnxruntime = json.loads(
-        (Path(recurra.convert.export.page_files.__file__).parent / "page" / "build.json").read_text()
-    )["onnxruntime"]
-    code = {name for name in asked if re.search(r"\.(js|css|mjs|wasm)\b", name)}
-    runtime = {f"ort-wasm-simd-threaded.{kind}?v={onnxruntime}" for kind in ("mjs", "wasm")}
-    assert code == {f"{name}?v={version}" for name in ("app.js", "style.css", "worker.js")} | runtime
-
-
 def test_a_tokenizer_of_another_model_is_refused(runs, exported, tmp_path, page, static_host):
     folder = copied(exported("bpe", "float32"), tmp_path / "site")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -237,45 +189,6 @@ def test_a_tokenizer_of_another_model_is_refused(runs, exported, tmp_path, page,
     page.goto(static_host(folder))
     page.wait_for_selector(".broken")
     assert "tokenizer.json is damaged; export the run again" in page.inner_text(".broken")
-
-
-def test_letters_of_a_folder_whose_tokenizer_has_no_digest(exported, tmp_path, page, static_host):
-    """An older folder; its tokenizer falls back to bytes, and U+FEFF stays a letter, which begins such bytes here."""
-    said = "\ufeffcat\ufeffdog\ufeff\u65e5\ufeff"
-    words = ["<unk>", *"acdgot", *(f"<0x{byte:02X}>" for byte in range(256))]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    expected = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
-    expected.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    assert expected.decode(expected.encode(said).ids) == said
-    folder = copied(exported("bpe", "float32"), tmp_path / "site")
-    described = json.loads((folder / "engine.json").read_text())
-    del described["models"][0]["tokenizer_sha256"]
-    (folder / "engine.json").write_text(json.dumps(described))
-    (folder / "tokenizer.json").write_text(expected.to_str())
-    open_explorer(page, static_host(folder))
-    read(page, said)
-    wait_for(page, len(expected.encode(said)))
-    assert text(page) == said
-
-
-def test_a_long_stream_is_found_again_and_forked(exported, page, static_host):
-    """More tokens than a call can have arguments."""
-    long = 200_000
-    open_explorer(page, static_host(exported("words", "int8")))
-    choose_greedily(page, N_TOKENS)
-    read(page, "the dog saw")
-    wait_for(page, 3)
-    page.evaluate(LENGTHENED, long)
-    page.reload()
-    page.wait_for_selector("html[data-ready]")
-    page.wait_for_selector(f"{pane()}:is([data-status=ready], [data-status=failed])")
-    assert page.get_attribute(pane(), "data-status") == "ready"
-    page.focus(f"{pane()} .transcript")
-    page.keyboard.press("ArrowLeft")  # the last token
-    page.keyboard.press("f")
-    wait_for(page, long, "B")
-    page.click(f"{pane('B')} button.go")
-    wait_for(page, long + N_TOKENS, "B")
 
 
 def test_two_runs_of_one_name_are_refused(runs, tmp_path, capsys):

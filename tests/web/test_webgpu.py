@@ -129,13 +129,3 @@ def test_what_was_asked_for_is_not_replaced(gpu, provider, reason, folder, page,
     page.goto(f"{static_host(folder)}?provider={provider}")
     page.wait_for_selector(".broken")
     assert reason in page.inner_text(".broken")
-
-
-def test_a_folder_without_webgpu_says_nothing_of_it(folder, described, page, static_host):
-    (folder / "engine.json").write_text(json.dumps(described | {"webgpu": False}))
-    address = static_host(folder)
-    open_explorer(page, address)
-    assert used(page) == "runs in this page: WebAssembly, 1 thread"
-    page.goto(f"{address}?provider=webgpu")
-    page.wait_for_selector(".broken")
-    assert "this folder was exported without --webgpu" in page.inner_text(".broken")

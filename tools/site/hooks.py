@@ -1,9 +1,10 @@
 """What mkdocs calls while it builds the site: pages that are made from the package, and links into the repository.
 
 - `reference/*.md` has a page for each package of the public API (see `tools.public_api`).
-- CONTRIBUTING.md, CHANGELOG.md and the model card become pages; links to files that are no pages become plain text.
+- CONTRIBUTING.md, CHANGELOG.md and the model card become pages.
+- A link to one of these files, or to a package of the public API (`src/recurra/mixers`), leads to its page. A link to
+  any other file of the repository becomes plain text. So the same link works on a forge.
 - `<!-- scan: METHOD -->` becomes the figures of a scan, step by step.
-- Entries of the navigation in `OPTIONAL` are left out as long as their page does not exist.
 """
 
 import importlib
@@ -20,36 +21,21 @@ from tools.public_api import PACKAGES, public_names
 from tools.site.scan_figures import draw, watch
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = {"serving.md", "explorer.md", "scale.md"}
 COPIES = {
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "changelog.md": ROOT / "CHANGELOG.md",
     "models/memory-horizon.md": ROOT / "src/recurra/pretrained_models/memory-horizon.md",
 }
-PAGE_OF = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+PAGE_OF = {source.relative_to(ROOT).as_posix(): page for page, source in COPIES.items()} | {"README.md": "index.md"}
+PAGE_OF |= {
+    f"src/{package.replace('.', '/')}{end}": f"reference/{package}.md" for package in PACKAGES for end in ("", ".py")
+}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _SCAN = re.compile(r"^<!-- scan: (\w+) -->$", flags=re.MULTILINE)
 TITLES = {
     "hillis_steele": ("distance 1", "distance 2", "distance 4"),
     "blelloch": ("up, pairs", "up, fours", "up, all", "down, halves", "down, pairs", "last: + input"),
 }
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out optional pages that are not there."""
-    config.nav = _present(config.nav or [], Path(config.docs_dir))
-    return config
-
-
-def _present(nav: list[Any], docs: Path) -> list[Any]:
-    kept = []
-    for entry in nav:
-        title, value = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
-        if isinstance(value, list):
-            kept.append({title: _present(value, docs)})
-        elif value not in OPTIONAL or (docs / value).is_file():
-            kept.append(entry)
-    return kept
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -72,7 +58,7 @@ def reference_page(package: str) -> str:
 def _entry(package: str, name: str, thing: Any) -> str:
     """Write what the reference has of a name; sources tell it, but for packages and for classes made at run time."""
     if inspect.ismodule(thing):
-        return f"## {name}\n\nA package of its own: [{package}.{name}]({package}.{name}.md)."
+        return f"## {name}\n\nSee [{package}.{name}]({package}.{name}.md)."
     if inspect.isclass(thing):
         try:
             inspect.getsource(thing)

@@ -1,5 +1,5 @@
 from recurra.analysis.cost import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
-from recurra.analysis.gates import GateRecord, ResetContrast, record_gates, reset_contrast, transition_magnitudes
+from recurra.analysis.gates import GateRecord, ResetContrast, record_gates, reset_contrast
 from recurra.analysis.gradient_flow import GradientFlow, StepGradients, measure_gradient_flow
 
 __all__ = [
@@ -15,5 +15,4 @@ __all__ = [
     "published_cost",
     "record_gates",
     "reset_contrast",
-    "transition_magnitudes",
 ]

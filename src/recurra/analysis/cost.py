@@ -5,13 +5,8 @@ FLOPs are counted, 2 for a multiply-add, wherever `torch.utils.flop_counter` has
 and channel: 2 for `recurra::linear_scan`, real or complex, and for `recurra::gate_loop_fused` 9 with complex
 transitions and 4 with real ones.
 
-Not counted are:
-
-- elementwise operations: activations, norms, the softmax's exponentials, gates, lerp, and, for GateLoop with d_h > 1,
-  k^T v and q h around its scan;
-- the products that turn NCGRU's skew-symmetric A into U_c: they depend only on the weights. The module computes them
-  once per call, and without gradients only when A has changed;
-- scans without Numba, which run step by step in plain torch instead of as operators.
+Not counted are elementwise operations; the products that turn NCGRU's skew-symmetric A into U_c, which depend only on
+the weights; and scans without Numba, which run step by step in plain torch instead of as operators.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,20 +32,13 @@ _OF_WEIGHTS = ("recurra.neumann_inverse",)
 
 
 class MeasuredCost(NamedTuple):
-    """The cost of one forward over one segment from a full state: batch 1, in evaluation mode, without gradients.
+    """The cost of one forward over one segment from a full state: batch 1, in evaluation mode, without gradients."""
 
-    block_flops: of everything except embedding and head; comparable with `recurra.analysis.cost`.
-    vocabulary_flops: of embedding (its projections, if any) and head (the softmax's logits).
-    block_parameters: of everything except embedding and head.
-    parameters: of the whole model; a tensor shared by several modules counts once.
-    state_bytes: the size of the state that is carried between segments, once it no longer grows.
-    """
-
-    block_flops: int
-    vocabulary_flops: int
+    block_flops: int  # of everything except embedding and head
+    vocabulary_flops: int  # of embedding (its projections, if any) and head (the softmax's logits)
     block_parameters: int
-    parameters: int
-    state_bytes: int
+    parameters: int  # of the whole model; a tensor shared by several modules counts once
+    state_bytes: int  # carried between segments, once it no longer grows
 
 
 def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
@@ -122,11 +110,8 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
 
 
 def _without_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield an empty tensor for each parameter and buffer of each module, once per place that holds one.
-
-    `functional_call` loses the original of a place that it fills under two names, such as those of a shared list of
-    tables. The tensors are on the CPU, wherever the model is, because only there do scans run as operators.
-    """
+    """Yield an empty tensor for each parameter and buffer, once per place that holds one: `functional_call` loses the
+    original of a place that it fills under two names. They are on the CPU, where scans run as operators."""
     for prefix, module in model.named_modules():
         own = chain(
             module.named_parameters(recurse=False, remove_duplicate=False),
@@ -137,11 +122,7 @@ def _without_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class _AnyToken(TorchDispatchMode):
-    """Returns 0 when an integer is read from a tensor without values.
-
-    Models read the range of their tokens to refuse those outside the vocabulary; here any token will do. Reading any
-    other value is still an error: what a model does must not depend on it.
-    """
+    """Returns 0 when an integer is read from a tensor without values: models check the range of their tokens."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.int64:
@@ -149,52 +130,40 @@ class _AnyToken(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# --- the cost of a segment according to the Compact Recurrent Transformer's paper (CRT Table 1) ---
+# CRT Table 1 counts one forward over a segment of n tokens for a model of L layers and d channels, without embedding
+# and softmax, and omits terms of order n d. Its rows count differently. We read them as follows:
 #
-# The table counts one forward over a segment of n tokens for a model of L layers and d channels, without embedding
-# and softmax, and omits terms of order n d. The paper gives neither the width of the feed-forward networks nor its
-# way of counting, and the rows count differently. We read them as follows:
-#
-# - Transformer, 20 n d^2 per layer: four projections, two products for the relative positions and a feed-forward
-#   network 2 d wide are 10 d^2 weights, with 2 FLOPs for a multiply-add. 6 n^2 d: scores of content, scores of
-#   position, values.
-# - Transformer-XL, 28 n d^2: keys, values and positions (four of the ten) for 2 n tokens instead of n; 12 n^2 d and
-#   6 n^2 likewise.
+# - Transformer, 20 n d^2 per layer: 10 d^2 weights (four projections, two products for the relative positions, a
+#   feed-forward network 2 d wide) at 2 FLOPs for a multiply-add. 6 n^2 d: scores of content, of position, and values.
+# - Transformer-XL, 28 n d^2: keys, values and positions (four of the ten) for 2 n tokens; 12 n^2 d and 6 n^2 likewise.
 # - CRT, 12 n d^2 per layer for 8 d^2 weights, and 12 n d^2 for the 12 d^2 weights of its two RNNs. At 2 FLOPs for each
-#   multiply-add these would be 16 and 24, so this row cannot be compared with the other two. `recurra.analysis.cost`
-#   counts all models the same way.
+#   multiply-add these would be 16 and 24, so this row cannot be compared with the other two.
 
 
 class PublishedCost(NamedTuple):
-    """A row of Table 1, evaluated.
-
-    flops: of one forward over a segment, as the paper counts them (see above).
-    parameters: without embedding and softmax.
-    """
+    """A row of CRT Table 1: FLOPs of one forward over a segment as the paper counts them; parameters without embedding
+    and softmax."""
 
     flops: int
     parameters: int
 
 
 def _transformer(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
-    """The Transformer with relative positions: FLOPs L (20 n d^2 + 6 n^2 d), parameters L (10 d^2 + 6 d)."""
     n, d = segment_length, d_model
     return PublishedCost(n_layer * (20 * n * d**2 + 6 * n**2 * d), n_layer * (10 * d**2 + 6 * d))
 
 
 def _transformer_xl(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
-    """Transformer-XL with a memory as long as a segment: FLOPs L (28 n d^2 + 12 n^2 d + 6 n^2); parameters as above."""
+    # with a memory as long as a segment
     n, d = segment_length, d_model
     flops = n_layer * (28 * n * d**2 + 12 * n**2 * d + 6 * n**2)
     return PublishedCost(flops, _transformer(n_layer, n, d).parameters)
 
 
 def _crt_gru(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
-    """CRT-GRU: FLOPs n d^2 (12 L + 12) + 8 L n^2 d, parameters (12 + 8 L) d^2 + (6 + 4 L) d."""
     n, d = segment_length, d_model
     return PublishedCost(
-        n * d**2 * (12 * n_layer + 12) + 8 * n_layer * n**2 * d,
-        (12 + 8 * n_layer) * d**2 + (6 + 4 * n_layer) * d,
+        n * d**2 * (12 * n_layer + 12) + 8 * n_layer * n**2 * d, (12 + 8 * n_layer) * d**2 + (6 + 4 * n_layer) * d
     )
 
 
@@ -205,7 +174,7 @@ _FORMULAS: dict[str, Callable[[int, int, int], PublishedCost]] = {
     # The table has no row for it. A step takes the same products; U_c has half as many free parameters.
     "CRT-NCGRU": _crt_gru,
 }
-"""The formula for every kind of model that has one: of (layers, tokens of a segment, channels)."""
+"""The formulas by kind of model: of (layers, tokens of a segment, channels)."""
 
 
 def model_kind(model: nn.Module) -> str:

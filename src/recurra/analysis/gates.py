@@ -17,14 +17,10 @@ from recurra.models.shell import mixers_with_transition
 class GateRecord:
     """The state transitions a = |a| exp(i phase) that a model applied to a batch; float32, on the CPU."""
 
-    layers: tuple[int, ...]
-    """The blocks that were recorded, counted from 0: those whose mixer has a transition."""
-    magnitudes: tuple[Float[Tensor, "B L _"], ...]
-    """|a| in each of these layers."""
-    phases: tuple[Float[Tensor, "B L _"], ...]
-    """The phase in radians in each of these layers, as computed: not wrapped."""
-    tokens: Int[Tensor, "B L"]
-    """The input tokens."""
+    layers: tuple[int, ...]  # the blocks that were recorded, counted from 0: those whose mixer has a transition
+    magnitudes: tuple[Float[Tensor, "B L _"], ...]  # |a| in each of these layers
+    phases: tuple[Float[Tensor, "B L _"], ...]  # the phase in radians in each of these layers, as computed: not wrapped
+    tokens: Int[Tensor, "B L"]  # the input tokens
 
     def at_token(self, token: int) -> Bool[Tensor, "B L"]:
         """Mark the steps whose input is this token."""
@@ -32,13 +28,8 @@ class GateRecord:
 
 
 class ResetContrast(NamedTuple):
-    """Mean |a| at resets and elsewhere, one value per recorded layer.
-
-    at_resets: (n_layers,) float64, mean over channels and over the steps whose input is the reset token.
-    elsewhere: (n_layers,) float64, mean over channels and over all other steps.
-    n_resets: number of steps in the first mean.
-    n_elsewhere: number of steps in the second mean.
-    """
+    """Mean |a| over channels and steps whose input is the reset token, and over all other steps: float64, a value per
+    recorded layer; and the numbers of these steps."""
 
     at_resets: Float[Tensor, " layers"]
     elsewhere: Float[Tensor, " layers"]
@@ -52,9 +43,8 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
     The model runs without gradients and in evaluation mode, and is left unchanged.
 
     Args:
-        model: a `recurra.models.language_model.LanguageModel`, or any module called as `model(tokens, state)` that has
-        `blocks`, each
-            with a `mixer`. Mixers with a method `transition(x) -> (magnitude, phase)` are recorded.
+        model: a `LanguageModel`, or any module called as `model(tokens, state)` that has `blocks`, each with a `mixer`.
+            Mixers with a method `transition(x) -> (magnitude, phase)` are recorded.
         tokens: the input, on the model's device.
         state: the state before the first step; None starts a stream.
 
@@ -79,11 +69,6 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
         phases=tuple(recorded[layer][1] for layer in mixers),
         tokens=_copied(tokens),
     )
-
-
-def transition_magnitudes(model: nn.Module, tokens: Int[Tensor, "B L"]) -> list[Float[Tensor, "B L _"]]:
-    """Return |a| for each layer that has a transition: a shorthand for `record_gates(...).magnitudes`."""
-    return list(record_gates(model, tokens).magnitudes)
 
 
 def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:

@@ -1,4 +1,18 @@
-"""Exact Jacobians by reverse-mode differentiation, a block of rows at a time."""
+"""How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
+
+y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between
+segments is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the start of
+segment t, which is the h of the last output before it:
+
+    dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
+    dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
+
+If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
+changes the segment's outputs, and the RNN reads those. So we measure two things: the `total` derivative along all
+paths, and the `direct` chain, the product of Theorem 3 along the RNN alone. CRT (2) bounds the direct chain for every
+p, and the total derivative for p = t - 1, where the two are equal. (The paper's last factor, dh_j/dy_i, should be
+dh_i/dy_i, as in the proof.)
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -10,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.checks import kind_of, require, sentence
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.models.compact_recurrent_transformer import (
     CompactRecurrentTransformer,
@@ -22,10 +36,10 @@ from recurra.ops.cells.ncgru import NCGRUCell
 from recurra.state import map_tensors
 
 Track: TypeAlias = Callable[[Sequence[Tensor], str], Iterable[Tensor]]
-"""Yields the items of its first argument in order, and may report progress under the name in its second."""
+"""Yields the pieces in order, and may report progress under a name."""
 
 _ROWS = 64
-"""Rows that are differentiated together: enough for fast matrix products, few enough to fit into memory."""
+"""Rows that are differentiated together."""
 
 
 def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
@@ -36,16 +50,6 @@ def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
 def _jacobians(
     output: Float[Tensor, " d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
 ) -> list[Float[Tensor, "d ..."]]:
-    """Differentiate a vector by tensors that it was computed from: all rows, exactly, by batched products v^T J.
-
-    The graph is kept, so that other vectors computed from it can be differentiated too.
-
-    Args:
-        output: the vector.
-        inputs: tensors that require gradients; each Jacobian has the d rows in front of its input's own dimensions.
-        name: the name of this work for `track`.
-        track: iterates over the blocks of `ROWS` rows.
-    """
     rows = torch.eye(len(output), dtype=output.dtype, device=output.device)
     pieces = [_products(output, inputs, piece) for piece in track(rows.split(_ROWS), name)]
     return [torch.cat(of_input) for of_input in zip(*pieces)]
@@ -54,14 +58,7 @@ def _jacobians(
 def _step_jacobians(
     outputs: Float[Tensor, "steps d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
 ) -> list[Float[Tensor, "steps d _"]]:
-    """Differentiate each step's vector by the inputs of the same step; no output may depend on another step's input.
-
-    Args:
-        outputs: a vector per step.
-        inputs: (steps, channels) each, requiring gradients.
-        name: the name of this work for `track`.
-        track: iterates over the blocks of `ROWS` rows.
-    """
+    """Differentiate each step's vector by the inputs of the same step; no output may depend on another step's input."""
     n_steps, d = outputs.shape
     rows = torch.eye(d, dtype=outputs.dtype, device=outputs.device)[:, None].expand(d, n_steps, d)
     pieces = [_products(outputs, inputs, piece) for piece in track(rows.split(_ROWS), name)]
@@ -82,21 +79,13 @@ def _products(output: Tensor, inputs: Sequence[Tensor], vectors: Tensor) -> tupl
     return torch.vmap(lambda v: torch.autograd.grad(output, list(inputs), v, retain_graph=True))(vectors)
 
 
-# --- a bounded sample of a stream of unknown length ---
-
-
 _Item = TypeVar("_Item")
 
 
 class Thinned(Generic[_Item]):
-    """Keeps every n-th item, starting with the first; n is the smallest power of two that keeps at most `limit` items.
-
-    Args:
-        limit: maximum number of items, at least 2.
-    """
+    """Keeps every n-th item from the first on; n is the smallest power of two that keeps at most `limit` (>= 2)."""
 
     def __init__(self, limit: int) -> None:
-        require_at_least(2, limit=limit)
         self.limit = limit
         self.stride = 1
         self.items: list[_Item] = []
@@ -113,24 +102,13 @@ class Thinned(Generic[_Item]):
         self._n_seen += 1
 
 
-# --- memory trace ---
-#
-# Run a stream through a Compact Recurrent Transformer and keep the graph between its segments, for derivatives.
-
-
 class _MemoryTrace(NamedTuple):
-    """The inputs and outputs of the memory RNN with their graph; float64, on the CPU.
+    """The inputs and outputs of the memory RNN with their graph, a tensor per segment; float64, on the CPU."""
 
-    rnn: the memory RNN, its weights without gradients.
-    outputs: the last block's outputs y, one tensor per segment.
-    memories: the memory at the start of each segment. The second depends on the first segment's outputs, and so on.
-    states: the memory RNN's states h after each of a segment's outputs.
-    """
-
-    rnn: RNN
-    outputs: list[Float[Tensor, "1 n d"]]
-    memories: list[Float[Tensor, "1 d"]]
-    states: list[Float[Tensor, "1 n d"]]
+    rnn: RNN  # its weights without gradients
+    outputs: list[Float[Tensor, "1 n d"]]  # of the last block, y
+    memories: list[Float[Tensor, "1 d"]]  # at the segment's start
+    states: list[Float[Tensor, "1 n d"]]  # h after each output
 
 
 def memory_rnn(model: nn.Module) -> RNN:
@@ -147,14 +125,7 @@ def _trace_memory(
     tokens: Int[Tensor, "streams L"],
     state: CompactRecurrentTransformerState | None = None,
 ) -> _MemoryTrace:
-    """Run a copy of the model in float64 and in evaluation mode, and keep the inputs and outputs of its memory RNN.
-
-    Args:
-        model: a model with a memory; it is left unchanged.
-        tokens: one stream of at least two whole segments.
-        state: the state of the stream before them, at the end of a segment; None starts a stream.
-    """
-    memory_rnn(model)
+    """Run a copy of the model in float64 and in evaluation mode, and keep the inputs and outputs of its memory RNN."""
     _require_whole_segments(tokens, model.config.segment_length, state)
     copy = deepcopy(model).to("cpu", torch.float64).eval().requires_grad_(False)
     rnn = memory_rnn(copy)
@@ -185,16 +156,8 @@ def _require_whole_segments(tokens: Tensor, n: int, state: CompactRecurrentTrans
         raise ValueError(sentence("state", got, f"one at the end of a segment of {n} tokens"))
 
 
-# --- bounds on how much a gradient can grow along a GRU (CRT (5)-(10)) ---
-
-
 class StepBound(NamedTuple):
-    """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1).
-
-    alpha: CRT (6).
-    beta: CRT (7).
-    candidate_norm: ||U_c||_2, the same at each step.
-    """
+    """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1): CRT (6), CRT (7), and ||U_c||_2."""
 
     alpha: Float[Tensor, " steps"]
     beta: Float[Tensor, " steps"]
@@ -217,21 +180,17 @@ def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "ste
 
         diag(1 - u) + diag((c - h) u (1 - u)) U_u + diag(u (1 - c^2)) U_c (diag(r) + diag(h r (1 - r)) U_r)
 
-    and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. The paper writes max h and max c without absolute
-    values. States and candidates can be negative, and without absolute values the inequality would not hold (h = -0.9
-    in all channels would make its term negative).
+    and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. (The paper writes max h and max c; they can be
+    negative, and then its inequality does not hold.)
 
-    Args:
-        cell: the cell; use float64 if rounding must not break the bound.
-        x: the input of each step.
-        h: the state before each step.
+    h is the state before each step. Use float64 if rounding must not break the bound.
     """
     reset, update, candidate = cell.gates(cell.project(x), h, cell.recurrent_weights(x.dtype))
     largest_state, largest_candidate = h.abs().amax(-1), candidate.abs().amax(-1)
-    norms = _RecurrentNorms.of(cell)
-    alpha = _slope(update) * (largest_state + largest_candidate) * norms.update + (1 - update).amax(-1)
-    beta = update.amax(-1) * (_slope(reset) * norms.reset * largest_state + reset.amax(-1))
-    return StepBound(alpha, beta, norms.candidate)
+    reset_norm, update_norm, candidate_norm = _recurrent_norms(cell)
+    alpha = _slope(update) * (largest_state + largest_candidate) * update_norm + (1 - update).amax(-1)
+    beta = update.amax(-1) * (_slope(reset) * reset_norm * largest_state + reset.amax(-1))
+    return StepBound(alpha, beta, candidate_norm)
 
 
 @torch.no_grad()
@@ -240,29 +199,17 @@ def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
 
     (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within [-1, 1]; a chain that starts there stays there.
     """
-    norms = _RecurrentNorms.of(cell)
-    return norms.update / 2 + 1 + (norms.reset / 4 + 1) * norms.candidate
+    reset_norm, update_norm, candidate_norm = _recurrent_norms(cell)
+    return update_norm / 2 + 1 + (reset_norm / 4 + 1) * candidate_norm
 
 
-class _RecurrentNorms(NamedTuple):
-    """The spectral norms of a cell's recurrent matrices: ||U_r||_2, ||U_u||_2 and ||U_c||_2."""
-
-    reset: Float[Tensor, ""]
-    update: Float[Tensor, ""]
-    candidate: Float[Tensor, ""]
-
-    @classmethod
-    def of(cls, cell: GRUCell) -> "_RecurrentNorms":
-        """Compute the norms of a cell's matrices."""
-        rows = (cell.reset, cell.update, cell.candidate)
-        return cls(*(torch.linalg.matrix_norm(row.recurrent, ord=2) for row in rows))
+def _recurrent_norms(cell: GRUCell) -> list[Float[Tensor, ""]]:
+    """||U_r||_2, ||U_u||_2 and ||U_c||_2 of a cell's recurrent matrices."""
+    return [torch.linalg.matrix_norm(row.recurrent, ord=2) for row in (cell.reset, cell.update, cell.candidate)]
 
 
 def _log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, return log10 of the product of all later steps' factors; 0 for the last step.
-
-    Logarithms are needed because the product of a few hundred factors can exceed float64.
-    """
+    """For each step, return log10 of the product of all later steps' factors, which can exceed float64."""
     return _of_later_steps(factors.log10().flip(0).cumsum(0).flip(0), nothing=0.0)
 
 
@@ -274,7 +221,6 @@ def _log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
 
 
 def _slope(gate: Tensor) -> Tensor:
-    """Return the largest slope of the gate's sigmoid over the channels, CRT (8)-(9)."""
     return (gate * (1 - gate)).amax(-1)
 
 
@@ -282,40 +228,16 @@ def _of_later_steps(values: Tensor, nothing: float) -> Tensor:
     return torch.cat([values[1:], values.new_full((1,), nothing)])
 
 
-# --- gradient flow ---
-#
-# How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
-#
-# y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between
-# segments is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the
-# start of segment t, which is the h of the last output before it:
-#
-#     dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
-#     dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
-#
-# If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
-# changes the segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So we measure two
-# things: the `total` derivative along all paths, and the `direct` chain, which is the product of Theorem 3 along the
-# RNN alone. CRT (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are
-# equal. (The paper's last factor, dh_j/dy_i, should be dh_i/dy_i, as in the proof.)
-
-
 @dataclass(frozen=True, eq=False)
 class StepGradients:
     """The memory RNN's T steps over the outputs of all segments except the last; float64, on the CPU."""
 
-    norms: Float[Tensor, " T"]
-    """||dh_t/dh_{t-1}||_2, measured."""
-    input_norms: Float[Tensor, " T"]
-    """||dh_t/dy_t||_2, measured."""
-    alpha: Float[Tensor, " T"]
-    """alpha_t, CRT (6)."""
-    beta: Float[Tensor, " T"]
-    """beta_t, CRT (7)."""
-    candidate_norm: float
-    """||U_c||_2."""
-    bound_a_priori: float
-    """The bound on `bounds` given only the weights, CRT (10)."""
+    norms: Float[Tensor, " T"]  # ||dh_t/dh_{t-1}||_2, measured
+    input_norms: Float[Tensor, " T"]  # ||dh_t/dy_t||_2, measured
+    alpha: Float[Tensor, " T"]  # alpha_t, CRT (6)
+    beta: Float[Tensor, " T"]  # beta_t, CRT (7)
+    candidate_norm: float  # ||U_c||_2
+    bound_a_priori: float  # the bound on `bounds` given only the weights, CRT (10)
 
     @property
     def bounds(self) -> Float[Tensor, " T"]:
@@ -325,34 +247,27 @@ class StepGradients:
 
 @dataclass(frozen=True, eq=False)
 class GradientFlow:
-    """Spectral norms between outputs of different segments, and their bounds; float64, on the CPU.
+    """Spectral norms between outputs of different segments, and log10 of their bounds; float64, on the CPU.
 
     The T sources are all outputs of the segments before the last, and the K targets are chosen outputs of the last one.
-    Positions count from 0 at the first token measured. Bounds are base-10 logarithms, because they can exceed float64.
+    `direct` is the product of CRT Theorem 3. Positions count from 0 at the first token measured.
     """
 
-    segment_length: int
-    """Tokens of a segment."""
-    sources: Int[Tensor, " T"]
-    """The position i of each y_i."""
-    targets: Int[Tensor, " K"]
-    """The position k of each y_k."""
-    total: Float[Tensor, "K T"]
-    """||dy_k/dy_i||_2 along all paths."""
+    segment_length: int  # tokens of a segment
+    sources: Int[Tensor, " T"]  # the position i of each y_i
+    targets: Int[Tensor, " K"]  # the position k of each y_k
+    total: Float[Tensor, "K T"]  # ||dy_k/dy_i||_2 along all paths
     direct: Float[Tensor, "K T"]
     """||dy_k/dy_i||_2 along the memory RNN alone, with the outputs in between fixed: the product of CRT (12)."""
     log10_bound: Float[Tensor, "K T"]
     """Bound on `direct`: ||dy_k/dm|| ||dh_i/dy_i|| times alpha_t + beta_t ||U_c|| of every later step."""
     log10_bound_of_largest: Float[Tensor, "K T"]
     """The same with the largest of these factors in place of each: a power, as in CRT (2)."""
-    log10_bound_a_priori: Float[Tensor, "K T"]
-    """The same with the bound on a factor given only the weights, CRT (10)."""
+    log10_bound_a_priori: Float[Tensor, "K T"]  # the same with the bound on a factor given only the weights, CRT (10)
     log10_bound_measured: Float[Tensor, "K T"]
     """The same with each step's measured norm: the smallest bound that step-by-step bounds can give."""
-    memory_norms: Float[Tensor, " K"]
-    """||dy_k/dm||_2."""
-    steps: StepGradients
-    """The memory RNN's steps; step t computes h_t."""
+    memory_norms: Float[Tensor, " K"]  # ||dy_k/dm||_2
+    steps: StepGradients  # the memory RNN's steps; step t computes h_t
     orthogonality_error: float | None
     """||U_c^T U_c - I|| (Frobenius) in the model's own precision; None if the cell does not keep U_c orthogonal."""
 
@@ -384,8 +299,7 @@ def measure_gradient_flow(
         track: reports progress.
 
     Raises:
-        ValueError: the model has no memory vector, the tokens are not two or more whole segments of one stream, the
-            state is inside a segment, or a target is outside the segment.
+        ValueError: the model has no memory vector, or the tokens, the state or a target do not fit its segments.
     """
     cell = memory_rnn(model).cell
     assert isinstance(model, CompactRecurrentTransformer)
@@ -434,7 +348,6 @@ def _along_rnn(trace: _MemoryTrace, track: Track) -> Float[Tensor, "d T d"]:
 def _chained_norms(
     from_memory: Float[Tensor, "K d d"], into_memory: Float[Tensor, "d T d"], name: str, track: Track
 ) -> Float[Tensor, "K T"]:
-    """||dy_k/dm dm/dy_i||_2."""
     sources = into_memory.transpose(0, 1)
     return torch.stack([_spectral_norms(of_target @ sources, name, track) for of_target in from_memory])
 

@@ -1,38 +1,54 @@
-"""The command line: `recurra COMMAND`. Each command is a module of its own, imported when it is called."""
+"""The command line: `recurra COMMAND`. Each command is a function that is imported when it is called."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 
 from recurra import __version__
-from recurra.cli.errors import FAILED, named, report
-from recurra.cli.waiting import wait_briefly
 
 COMMANDS = {
-    "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
-    "train": ("recurra.cli.train", "train a recipe, or resume a run"),
-    "sweep": ("recurra.cli.sweep", "train a recipe with many values, and compare the runs"),
-    "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
-    "generate": ("recurra.cli.generate", "continue a text with a trained run"),
-    "serve": ("recurra.cli.serve", "serve trained runs over HTTP, and a page to look into them"),
-    "explore": ("recurra.cli.explore", "look into runs in the browser: surprise, gates, forks, a game"),
-    "classify": ("recurra.cli.classify", "classify videos segment by segment with a video run"),
-    "export": ("recurra.cli.export", "write a run in a format that other programs load"),
-    "convert": ("recurra.cli.convert", "convert between runs, folders for transformers and single files"),
-    "plot": ("recurra.cli.plot", "draw the figures of one or more runs"),
-    "recipes": ("recurra.cli.recipes", "list the recipes that come with Recurra, or print one"),
-    "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
-    "gradients": ("recurra.cli.gradients", "measure gradients between segments and their bound"),
-    "demo": ("recurra.cli.demo", "train two small models and compare them"),
-    "info": ("recurra.cli.info", "show versions, backends, mixers and models"),
+    "prepare": ("prepare:prepare", "encode a corpus of any size into shards of tokens"),
+    "train": ("train:train", "train a recipe, or resume a run"),
+    "sweep": ("sweep:sweep", "train a recipe with many values, and compare the runs"),
+    "eval": ("evaluate:evaluate", "score a trained run on a split"),
+    "generate": ("generate:generate", "continue a text with a trained run"),
+    "serve": ("serve:serve", "serve trained runs over HTTP, and a page to look into them"),
+    "explore": ("serve:explore", "look into runs in the browser: surprise, gates, forks, a game"),
+    "classify": ("classify:classify", "classify videos segment by segment with a video run"),
+    "export": ("export:export", "write a run in a format that other programs load"),
+    "convert": ("export:convert", "convert between runs, folders for transformers and single files"),
+    "plot": ("figures:plot", "draw the figures of one or more runs"),
+    "recipes": ("train:recipes", "list the recipes that come with Recurra, or print one"),
+    "cost": ("figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
+    "gradients": ("figures:gradients", "measure gradients between segments and their bound"),
+    "demo": ("demo:demo", "train two small models and compare them"),
+    "info": ("info:info", "show versions, backends, mixers and models"),
 }
-DEBUG = "--debug"
-IMPORT = "--import"
-PLUGINS = "recurra_plugins"
-"""The group of entry points whose modules are imported before every command."""
-DEBUG_VARIABLE = "RECURRA_DEBUG"
+"""The module and the function of each command, and what it does."""
+
+_FAILED = 2
+_MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what it was given
+_INTERRUPTED = 130
+_CLOSED_PIPE = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
+_EXTRAS = {
+    "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "filelock"),
+    "video": ("av",),
+    "hf": ("transformers",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "plot": ("matplotlib", "cycler"),
+    "serve": ("fastapi", "uvicorn", "pydantic", "starlette", "sse_starlette", "prometheus_client", "jinja2"),
+    "executorch": ("executorch",),
+    "data": ("datasets",),
+    "optimizers": ("pytorch_optimizer",),
+}
+"""The packages beyond the core by the extra that installs them."""
+# PyTorch on a CPU: "you tried to allocate 400 bytes"; on CUDA: "Tried to allocate 20.00 GiB"; NumPy: "Unable to
+# allocate 8.00 PiB"
+_ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+ ?(?:bytes|[KMGTPE]i?B))", re.IGNORECASE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,21 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     With --debug anywhere among the arguments, or RECURRA_DEBUG=1 in the environment, errors are raised with their
     traceback.
     """
-    wait_briefly()
+    _let_threads_sleep()
     words, wants_traceback = _without_debug(sys.argv[1:] if arguments is None else arguments)
     words, modules = _without_imports(words)
     if not words or words[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if words else FAILED
+        print(_usage())
+        return 0 if words else _FAILED
     if words[0] == "--version":
         print(f"recurra {__version__}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"recurra: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
-        return FAILED
+        print(f"recurra: unknown command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
+        return _FAILED
     try:
         _import_own(modules)
-        return int(import_module(COMMANDS[words[0]][0]).run(words[1:]))
+        module, _, function = COMMANDS[words[0]][0].partition(":")
+        return int(getattr(import_module(f"recurra.cli.{module}"), function)(words[1:]))
     except (KeyboardInterrupt, BrokenPipeError) as error:  # neither is a mistake, so neither has a traceback to show
         return report(f"recurra {words[0]}", error)
     except Exception as error:
@@ -64,11 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(f"recurra {words[0]}", error)
 
 
+def _let_threads_sleep() -> None:
+    """Have torch's threads sleep soon when there is no work, unless the environment says otherwise.
+
+    A thread of GNU's OpenMP (torch's on Linux) spins 300,000 times before it sleeps. If another process wants the same
+    core, every operation then waits for the thread that is held up there. Sleeping at once (OMP_WAIT_POLICY=passive)
+    costs a system call per operation. OpenMP reads these variables when torch is loaded. A library must not set them
+    for the program that imports it; a command may.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
-    """Remove --debug, and return whether it was there or the environment asks for the same; after -- it is a value."""
+    """Remove --debug, and return whether it was there or the environment asks for it; after -- it is a value."""
     end = words.index("--") if "--" in words else len(words)
-    kept = [word for word in words[:end] if word != DEBUG]
-    wanted = len(kept) < end or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+    kept = [word for word in words[:end] if word != "--debug"]
+    wanted = len(kept) < end or os.environ.get("RECURRA_DEBUG", "0") not in ("", "0")
     return [*kept, *words[end:]], wanted
 
 
@@ -77,9 +106,9 @@ def _without_imports(words: list[str]) -> tuple[list[str], list[str]]:
     kept, modules, end = [], [], words.index("--") if "--" in words else len(words)
     left = iter(words[:end])
     for word in left:
-        if word == IMPORT:
+        if word == "--import":
             modules.append(next(left, ""))
-        elif word.startswith(f"{IMPORT}="):
+        elif word.startswith("--import="):
             modules.append(word.partition("=")[2])
         else:
             kept.append(word)
@@ -88,30 +117,27 @@ def _without_imports(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _import_own(modules: Sequence[str]) -> None:
     """Import code that registers mixers, models or experiments: modules named here, and those of installed packages."""
-    for plugin in entry_points(group=PLUGINS):
+    for plugin in entry_points(group="recurra_plugins"):
         try:
             plugin.load()
         except Exception as error:  # of any kind: it is another package's code
             package = plugin.dist.name if plugin.dist else plugin.value
-            raise ValueError(f"the plugin {plugin.name} of the package {package}: {named(error)}") from error
-    sys.path.insert(0, "") if modules and "" not in sys.path else None
+            raise ValueError(f"the plugin {plugin.name} of the package {package}: {_named(error)}") from error
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")
     for name in modules:
+        not_found = f"--import is {name!r}; expected a module that Python finds, such as a file here without .py"
         if not name or name.startswith("."):
-            raise ValueError(_not_found(name))
+            raise ValueError(not_found)
         try:
             import_module(name)
         except Exception as error:  # of any kind: it is the user's own code
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-                raise ValueError(_not_found(name)) from error
-            raise ValueError(f"--import {name}: {named(error)}") from error
+                raise ValueError(not_found) from error
+            raise ValueError(f"--import {name}: {_named(error)}") from error
 
 
-def _not_found(module: str) -> str:
-    return f"--import is {module!r}; expected a module that Python finds, such as a file here without .py"
-
-
-def usage() -> str:
-    """List the commands, one per line."""
+def _usage() -> str:
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
@@ -125,3 +151,41 @@ def usage() -> str:
             "--import MODULE imports code of your own first, which may register mixers, models and experiments.",
         ]
     )
+
+
+def report(command: str, error: BaseException) -> int:
+    """Print what happened, for `error` as a command raised it, and return the exit code."""
+    if isinstance(error, BrokenPipeError):  # `recurra generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
+        return _CLOSED_PIPE
+    text, code = _described(error)
+    with suppress(OSError):  # nobody reads, as after the terminal was closed
+        print(f"{command}: {text}", file=sys.stderr)
+    return code
+
+
+def missing_extra(error: ImportError) -> str | None:
+    """Say which extra installs the package that could not be imported; None if no extra does."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
+    return extra and f'{error.name} is missing: pip install "recurra[{extra}]"'
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _described(error: BaseException) -> tuple[str, int]:
+    """Describe an error in plain words, with the exit code for its kind."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", _INTERRUPTED
+    if isinstance(error, ImportError) and (missing := missing_extra(error)):
+        return missing, _FAILED
+    asked_for = _ALLOCATION.search(str(error))
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and asked_for):
+        how_much = f"{asked_for[1]} were asked for at once" if asked_for else "a request for more was refused"
+        return f"out of memory: {how_much}; a smaller model, batch or sequence needs less", _FAILED
+    if isinstance(error, (ValueError, OSError, FloatingPointError)):
+        # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
+        return str(error), _FAILED
+    return f"{_named(error)}. This should not have happened; please report it, with --debug for the traceback", _MISTAKE

@@ -1,15 +1,9 @@
-"""What the arguments of all commands have in common, and how they differ from values set over a recipe.
-
-A recipe's keys contain a dot: --training.epochs 2.
-"""
+"""Arguments that commands share, and values set over a recipe, whose keys contain a dot: --training.epochs 2."""
 
 from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Sequence
 from dataclasses import fields
 
-from recurra.train.experiment import Experiment
-
-_SECTIONS = frozenset(field.name for field in fields(Experiment))
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
 
@@ -22,7 +16,6 @@ class _Paragraphs(HelpFormatter):
 
 
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
-    """Make a parser of a command's own arguments; its help mentions overrides if the command takes them."""
     return ArgumentParser(
         prog=f"recurra {name}",
         description=description,
@@ -34,7 +27,6 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
 
 
 def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") -> None:
-    """Add the option that chooses a run's checkpoint."""
     parser.add_argument(
         "--checkpoint",
         default="best",
@@ -44,7 +36,6 @@ def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") ->
 
 
 def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
-    """Add the option that says where a model runs; `verb` is what it does there."""
     which = {
         "auto": f"where to {verb}: cpu, cuda, or auto (default), a CUDA GPU if there is one",
         "cpu": f"where to {verb}: cpu (default), cuda, or auto, a CUDA GPU if there is one",
@@ -53,24 +44,22 @@ def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate a command's own words from those that set a recipe's values.
+    """Separate a command's own words from those that set a recipe's keys or whole sections, with their values."""
+    from recurra.train.experiment import Experiment
 
-    Returns:
-        (own, overrides): the second list gets "--section.key=value", "--section.key" with the word after it, and whole
-        sections likewise.
-    """
+    sections = {field.name for field in fields(Experiment)}
     own: list[str] = []
     overrides: list[str] = []
     remaining = iter(words)
     for word in remaining:
         key, equals, _ = word.partition("=")
-        if not (key.startswith("--") and ("." in key or key[2:] in _SECTIONS)):
+        if not (key.startswith("--") and ("." in key or key[2:] in sections)):
             own.append(word)
             continue
         overrides.append(word)
         if not equals:
-            try:
-                overrides.append(next(remaining))
-            except StopIteration:
-                raise ValueError(f"{word} is the last word; expected a value after it") from None
+            value = next(remaining, None)
+            if value is None:
+                raise ValueError(f"{word} is the last word; expected a value after it")
+            overrides.append(value)
     return own, overrides

@@ -24,8 +24,7 @@ Videos that cannot be read are named at the end, and the others classified."""
 _Write = Callable[[str, SegmentPrediction], None]
 
 
-def run(words: Sequence[str]) -> int:
-    """Classify; print a line for each segment and the path of each picture."""
+def classify(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     require_at_least(1, **{"--top": arguments.top})
@@ -70,7 +69,6 @@ def _predictions(
 
 
 def _listed(bad: Sequence[str], n_videos: int) -> str:
-    """List the reasons; a single video needs no list."""
     if n_videos == 1:
         return bad[0]
     return "\n  ".join([f"{len(bad)} of {n_videos} videos are not classified to their end:", *bad])
@@ -78,29 +76,19 @@ def _listed(bad: Sequence[str], n_videos: int) -> str:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("classify", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="folder of a video run")
-    parser.add_argument("videos", nargs="+", metavar="VIDEO", help="video files")
-    parser.add_argument(
-        "--rate",
-        type=float,
-        metavar="R",
-        help="frames per second to read (default: as in training; if a training clip spans a whole video, the rate "
-        "that divides this video into as many segments as a clip)",
-    )
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the probabilities of all classes after each segment to FILE"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)"
-    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a video run")
+    add("videos", nargs="+", metavar="VIDEO", help="video files")
+    add("--rate", type=float, metavar="R", help="frames per second to read (default: as in training)")
+    add("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
+    add("--csv", type=Path, metavar="FILE", help="write the probabilities of all classes after each segment to FILE")
+    add("--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)")
     add_device(parser, "classify", default="auto")
     add_checkpoint(parser)
     return parser
 
 
 def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
-    """Print a segment as its times and its likeliest classes."""
     likeliest = prediction.probabilities.topk(min(top, len(names)))
     guesses = (f"{names[i]} {p:.3f}" for p, i in zip(likeliest.values.tolist(), likeliest.indices.tolist()))
     n = prediction.n_repeated
@@ -109,7 +97,6 @@ def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
 
 
 def _table(file: BinaryIO, names: Sequence[str]) -> _Write:
-    """Begin a CSV file; the function returned adds a row to it."""
 
     def row(cells: Sequence[object]) -> None:
         text = io.StringIO()

@@ -21,7 +21,7 @@ from recurra.train.run_folder import RunFolder
 _TRANSITIONS = ("data-controlled", "fixed")
 
 
-def run(words: Sequence[str]) -> int:
+def demo(words: Sequence[str]) -> int:
     """Train both models on a reduced Memory Horizon, print the comparison and draw the figures."""
     parser = command_parser(
         "demo",
@@ -72,7 +72,6 @@ def _train(transition: str, path: Path, console: Console) -> bool:
 
 
 def _accuracy_table(results: Mapping[str, tuple[EvaluationResult, SpanAccuracy]]) -> Table:
-    """Tabulate the test accuracy of the models side by side, over all positions and by memory span."""
     table = Table("memory span", *(f"{name} transition" for name in results), title="Test accuracy")
     table.add_row("all", *(f"[bold]{result.accuracy:.3f}[/bold]" for result, _ in results.values()), end_section=True)
     largest = max(len(spans.counts) for _, spans in results.values()) - 1

@@ -29,13 +29,13 @@ _TRIED = f"{TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
 """The temperatures that `--temperature valid` chooses from."""
 
 
-def run(words: Sequence[str]) -> int:
-    """Score, print and write."""
+def evaluate(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("eval", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="split to score (default: test)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of the run")
+    add("--split", choices=SPLITS, default="test", help="split to score (default: test)")
+    add(
         "--temperature",
         metavar="T",
         type=_temperature,

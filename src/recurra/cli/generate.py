@@ -3,14 +3,18 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+
+import torch.distributed as dist
+from torch import nn
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
-from recurra.cli.launched import joined_ranks
 from recurra.data.files import joined
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.linear import NUMBERS
+from recurra.decoding.prepare import prepare_for_decoding
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
@@ -23,11 +27,23 @@ from recurra.train.run import open_run
 _DESCRIPTION = """\
 Continue a text. The output follows the prompt exactly as it stands; a word-level model begins with the blank between
 two words. If the run has no tokenizer of its own, --data.path FOLDER says where its corpus is."""
+_PROMPT = """\
+text to continue; - reads the standard input in constant memory, and continues where it ends (default: the loaded state,
+or the beginning of a text)"""
+_CONTINUATIONS = """\
+continue the text N times side by side, with the seeds from --seed on, and print each result under its number; the ranks
+that torchrun started share them (default: 1)"""
+_DRAFT = """\
+let a smaller model with the same tokenizer draft tokens that the model then reads in one call; the text keeps its
+distribution"""
+_WEIGHTS = """\
+decode on a CPU with packed weights of this type: float32 is exact up to the order of sums, the others are rounded and
+faster (default: the model as it is)"""
 _LINE_LENGTH = 2**16
 """Maximum number of characters of the standard input that are fed at once."""
 
 
-def run(words: Sequence[str]) -> int:
+def generate(words: Sequence[str]) -> int:
     """Feed the prompt and print its continuation token by token; report the speed on the standard error."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
@@ -42,7 +58,7 @@ def run(words: Sequence[str]) -> int:
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
     trained.model.to(device)
-    streams = Streams(trained.model, tokenizer, weights=arguments.weights)
+    streams = Streams(trained.model, tokenizer, runner=_runner(trained.model, arguments))
     stream = streams.open(0)
     source = stream if arguments.draft is None else _with_drafts(stream, arguments, device)
     if arguments.load_state:
@@ -54,7 +70,7 @@ def run(words: Sequence[str]) -> int:
     if arguments.continuations == 1:
         n_written = _write(source, arguments, sampling)
     else:
-        with joined_ranks() as ranks:
+        with _joined_ranks() as ranks:
             n_written = _write_side_by_side(streams, arguments, sampling, ranks)
     write_seconds = perf_counter() - start
     if arguments.save_state:
@@ -74,59 +90,26 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("generate", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="folder of a text run")
-    add = parser.add_argument
-    add(
-        "--prompt",
-        metavar="TEXT",
-        help="text to continue; - reads the standard input, in lines or blocks of them and in constant memory, and "
-        "continues where it ends (default: the loaded state, or where the tokenizer lets texts begin: in ours, a line)",
-    )
-    add("--max-tokens", type=int, default=100, metavar="N", help="maximum number of tokens to add (default: 100)")
+    add, whole = parser.add_argument, {"type": int, "metavar": "N"}
+    real = {"type": float, "metavar": "X"}
+    add("run", metavar="RUN", help="folder of a text run")
+    add("--prompt", metavar="TEXT", help=_PROMPT)
+    add("--max-tokens", **whole, default=100, help="maximum number of tokens to add (default: 100)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (default: 1)")
-    add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens with a total probability of P")
-    add("--min-p", type=float, metavar="P", help="sample from tokens at least P times as likely as the likeliest")
-    add(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="above 1, makes recent tokens less likely (default: 1)",
-    )
-    add(
-        "--repetition-window",
-        type=int,
-        default=SamplingConfig.repetition_window,
-        metavar="N",
-        help="number of recent tokens to penalise (default: %(default)s, the maximum)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
-    add(
-        "-n",
-        "--continuations",
-        type=int,
-        default=1,
-        metavar="N",
-        help="continue the text N times, side by side, with the seeds from --seed on, and print the results one after "
-        "the other, each under its number; the ranks that torchrun started share them (default: 1)",
-    )
-    add(
-        "--draft",
-        metavar="RUN",
-        help="let a smaller model, of the same tokenizer, draft tokens that the model then reads in one call; the text "
-        "is distributed as without it, and at temperature 0 it is the same text",
-    )
-    add("--draft-tokens", type=int, metavar="N", help="tokens of a draft (default: 4)")
+    add("--temperature", **real, default=1.0, help="0 takes the likeliest token (default: 1)")
+    add("--top-k", **whole, help="sample from the N likeliest tokens")
+    add("--top-p", **real, help="sample from the likeliest tokens with a total probability of X")
+    add("--min-p", **real, help="sample from tokens at least X times as likely as the likeliest")
+    add("--repetition-penalty", **real, default=1.0, help="above 1, makes recent tokens less likely (default: 1)")
+    window = SamplingConfig.repetition_window
+    add("--repetition-window", **whole, default=window, help=f"recent tokens to penalise (default: {window}, the most)")
+    add("--seed", **whole, default=0, help="seed of the sampling (default: 0)")
+    add("-n", "--continuations", **whole, default=1, help=_CONTINUATIONS)
+    add("--draft", metavar="RUN", help=_DRAFT)
+    add("--draft-tokens", **whole, help="tokens of a draft (default: 4)")
     add("--load-state", metavar="FILE", help="continue from a state that --save-state wrote")
     add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
-    add(
-        "--weights",
-        choices=NUMBERS,
-        help="use a copy of the model made for decoding on a CPU, with weights of this type; float32 is exact up to "
-        "the order of sums, bfloat16, int8 and int4 are rounded and faster (default: the model as it is)",
-    )
+    add("--weights", choices=NUMBERS, help=_WEIGHTS)
     add_device(parser, "run the model", default="cpu")
     add_checkpoint(parser)
     return parser
@@ -138,7 +121,6 @@ def _sampling(arguments: Namespace) -> SamplingConfig:
 
 
 def _device(arguments: Namespace) -> str:
-    """Where the model runs: "cpu" or "cuda". Raises ValueError if it is not there, or --weights is not for it."""
     device = chosen_device(arguments.device, "--device")
     if device != "cpu" and arguments.weights is not None:
         got = f"{arguments.weights} with --device {arguments.device}"
@@ -147,7 +129,6 @@ def _device(arguments: Namespace) -> str:
 
 
 def _require_continuations(arguments: Namespace) -> None:
-    """Refuse a number of continuations that there cannot be, or that another option does not go with."""
     count = arguments.continuations
     if count < 1:
         raise ValueError(f"-n is {count}; expected at least 1")
@@ -162,16 +143,21 @@ def _require_continuations(arguments: Namespace) -> None:
             raise ValueError(f"-n is {count}; expected 1 with {option}, which is for one stream")
 
 
+def _runner(model: nn.Module, arguments: Namespace) -> nn.Module | None:
+    """Return the model's copy for decoding if --weights asks for one."""
+    return None if arguments.weights is None else prepare_for_decoding(model, arguments.weights)
+
+
 def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculation:
     """Let the run that --draft names draft tokens for a stream."""
     trained = open_run(arguments.draft)
-    draft = Stream(trained.model.to(device), trained.tokenizer, weights=arguments.weights)
+    model = trained.model.to(device)
+    draft = Stream(model, trained.tokenizer, runner=_runner(model, arguments))
     options = {} if arguments.draft_tokens is None else {"n_drafted": arguments.draft_tokens}
     return Speculation(stream, draft, **options)
 
 
 def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
-    """Feed the prompt, and return its number of tokens."""
     before = stream.position
     tokenizer = (stream.stream if isinstance(stream, Speculation) else stream).tokenizer
     if arguments.prompt == "-":
@@ -188,14 +174,7 @@ def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
 
 
 def _lines(readline: Callable[[int], str], length: int = _LINE_LENGTH) -> Iterator[str]:
-    """Read a text line by line; split lines longer than `length` into parts, before a blank if they have one.
-
-    At most two such parts are in memory at any time.
-
-    Args:
-        readline: a file's method: returns at most as many characters of a line as it is asked for, and "" at the end.
-        length: the number of characters to ask for.
-    """
+    """Read a text line by line; split lines longer than `length` into parts, before a blank if they have one."""
     held = ""
     while block := readline(length):
         text = held + block
@@ -211,7 +190,6 @@ def _lines(readline: Callable[[int], str], length: int = _LINE_LENGTH) -> Iterat
 
 
 def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:
-    """Print the text as it comes and a line feed at its end; return the number of tokens."""
     before, last = stream.position, ""
     pieces = stream.generate_text(arguments.max_tokens, stop=arguments.stop, sampling=sampling, seed=arguments.seed)
     for last in pieces:
@@ -222,20 +200,15 @@ def _write(stream: Stream | Speculation, arguments: Namespace, sampling: Samplin
 
 
 def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: SamplingConfig, ranks: Ranks) -> int:
-    """Continue the text of stream 0 several times, and print each continuation under its number; return all tokens.
-
-    The ranks share the continuations, and the first one prints those of all.
-    """
+    """Continue the text of stream 0 several times, shared by the ranks; print each continuation; count all tokens."""
     start, count = streams[0].position, arguments.continuations
     mine = range(ranks.rank * count // ranks.count, (ranks.rank + 1) * count // ranks.count)
     for name in mine:
         if name > 0:
             streams.fork(0, name)
+    options = {"max_tokens": arguments.max_tokens, "sampling": sampling, "stop": arguments.stop}
     configs: dict[Hashable, GenerationConfig] = {
-        name: GenerationConfig(
-            max_tokens=arguments.max_tokens, sampling=sampling, seed=arguments.seed + name, stop=arguments.stop
-        )
-        for name in mine
+        name: GenerationConfig(seed=arguments.seed + name, **options) for name in mine
     }
     texts: dict[Hashable, str] = dict.fromkeys(configs, "")
     for pieces in streams.generate_text(configs):
@@ -245,6 +218,19 @@ def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: Sampli
     for number, text in enumerate(everywhere if ranks.is_first else (), 1):
         print(f"--- {number} ---", text, sep="\n", end="" if text.endswith("\n") else "\n", flush=True)
     return int(ranks.total(sum(streams[name].position - start for name in mine))[0])
+
+
+@contextmanager
+def _joined_ranks() -> Iterator[Ranks]:
+    """Yield the ranks that torchrun started, which can exchange plain data; one rank without torchrun."""
+    if n_launched() == 1:
+        yield Ranks()
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
 
 
 def _speed(n_tokens: int, seconds: float) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 from time import perf_counter
 
 from recurra.cli.arguments import command_parser
+from recurra.data import prepare as preparing
 from recurra.data.corpus import ENCODERS
 from recurra.data.documents import SOURCES
-from recurra.data.prepare import Preparation, prepare
 
 _DESCRIPTION = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
@@ -17,21 +17,21 @@ begin with the split, or a data set of the Hugging Face hub or on disk. If a pre
 same command again to continue it."""
 
 
-def run(words: Sequence[str]) -> int:
-    """Prepare, and print what came of it."""
+def prepare(words: Sequence[str]) -> int:
     parser = command_parser("prepare", _DESCRIPTION, overrides=False)
-    parser.add_argument("path", metavar="PATH", help="where the corpus is")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="folder to write")
-    parser.add_argument("--source", choices=SOURCES, default="folder", help="what PATH is (default: folder)")
-    parser.add_argument("--name", help="configuration of a data set of the hub")
-    parser.add_argument("--field", default="text", help="column with the text (default: text)")
-    parser.add_argument("--vocabulary", choices=ENCODERS, default="words", help="kind of tokens (default: words)")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="most frequent words to keep, or size of the bpe")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="take this vocabulary instead of making one")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    add = parser.add_argument
+    add("path", metavar="PATH", help="where the corpus is")
+    add("--out", metavar="FOLDER", type=Path, required=True, help="folder to write")
+    add("--source", choices=SOURCES, default="folder", help="what PATH is (default: folder)")
+    add("--name", help="configuration of a data set of the hub")
+    add("--field", default="text", help="column with the text (default: text)")
+    add("--vocabulary", choices=ENCODERS, default="words", help="kind of tokens (default: words)")
+    add("--vocab-size", type=int, metavar="N", help="most frequent words to keep, or size of the bpe")
+    add("--tokenizer", type=Path, metavar="FILE", help="take this vocabulary instead of making one")
+    add("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
     given = vars(parser.parse_args(words))
     began = perf_counter()
-    index = prepare(Preparation(**given), report=lambda line: print(line, flush=True))
+    index = preparing.prepare(preparing.Preparation(**given), report=lambda line: print(line, flush=True))
     seconds = perf_counter() - began
     for split, shards in index["splits"].items():
         print(f"{split}: {sum(shard['tokens'] for shard in shards):,} tokens in {len(shards)} shards")

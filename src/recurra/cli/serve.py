@@ -1,8 +1,12 @@
-"""`recurra serve`: an HTTP server of trained language models."""
+"""`recurra serve` and `recurra explore`: an HTTP server of trained language models, and its page in the browser."""
 
 import os
+import threading
+import time
+import urllib.request
+import webbrowser
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recurra.checks import sentence
@@ -18,57 +22,40 @@ Without an API key the server listens on this machine only. RECURRA_API_KEY in t
 --api-key-file, are the keys."""
 
 
-def run(words: Sequence[str]) -> int:
-    """Serve until a signal comes."""
+def serve(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
-    arguments = parser().parse_args(own)
+    arguments = _parser().parse_args(own)
     from recurra.serve.app import serve_runs  # loads FastAPI
 
-    return serve_runs(arguments.runs, settings(arguments), arguments, overrides)
+    return serve_runs(arguments.runs, _settings(arguments), arguments, overrides)
 
 
-def parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
-    """The arguments of a server."""
-    made = command_parser(name, description)
-    made.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
-    add = made.add_argument
+def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
+    parser = command_parser(name, description)
+    add, number = parser.add_argument, {"type": int, "metavar": "N"}
+    file = {"type": Path, "metavar": "FILE"}
+    add("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with an API key on each line")
-    add(
-        "--sessions",
-        type=Path,
-        metavar="FILE",
-        help="where sessions are kept (default: sessions.sqlite in the first RUN)",
-    )
+    add("--api-key-file", **file, help="file with an API key on each line")
+    add("--sessions", **file, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
+    kinds = (*NUMBERS, "model")
     add(
         "--weights",
-        choices=(*NUMBERS, "model"),
+        choices=kinds,
         default="float32",
-        help="how weights are kept; model runs the model as it is (default: float32)",
+        help="type of packed weights; model packs none (default: float32)",
     )
-    add("--threads", type=int, metavar="N", help="threads of the model (default: as many as cores)")
-    add("--max-streams", type=int, default=1024, metavar="N", help="streams at the same time (default: 1024)")
-    add("--max-queue", type=int, default=1024, metavar="N", help="requests that wait; more get 429 (default: 1024)")
-    add(
-        "--max-tokens",
-        type=int,
-        default=65_536,
-        metavar="N",
-        help="tokens that a request may bring or ask for (default: 65536)",
-    )
-    add(
-        "--log-file",
-        type=Path,
-        metavar="FILE",
-        help="log requests, a JSON object in each line (default: problems alone, on the standard error)",
-    )
-    add_checkpoint(made)
-    return made
+    add("--threads", **number, help="threads of the model (default: as many as cores)")
+    add("--max-streams", **number, default=1024, help="streams at the same time (default: 1024)")
+    add("--max-queue", **number, default=1024, help="requests that wait; more get 429 (default: 1024)")
+    add("--max-tokens", **number, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
+    add("--log-file", **file, help="log requests as JSON lines (default: only problems, on the standard error)")
+    add_checkpoint(parser)
+    return parser
 
 
-def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
-    """The server's limits."""
+def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
     from recurra.serve.http import ServeSettings
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
@@ -86,7 +73,6 @@ def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
 
 
 def _keys_of(path: Path) -> list[str]:
-    """Read the keys of a file, one from each line. Raises ValueError if there is none, or a line has blanks inside."""
     keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not keys:
         raise ValueError(sentence("--api-key-file", f"{path}, which has no key", "a file with an API key on each line"))
@@ -94,3 +80,43 @@ def _keys_of(path: Path) -> list[str]:
         got = f"{path}, with a line that has blanks inside"
         raise ValueError(sentence("--api-key-file", got, "an API key on each line, and nothing beside it"))
     return keys
+
+
+_EXPLORE = """\
+Serve runs on this machine, as `recurra serve` does, and open the explorer in the browser. It shows text by surprise,
+gates as they open and close, and forks of a stream; runs on Memory Horizon become a game."""
+
+
+def explore(words: Sequence[str]) -> int:
+    own, overrides = split_overrides(words)
+    made = _parser("explore", _EXPLORE)
+    made.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
+    arguments = made.parse_args(own)
+    from recurra.serve.app import serve_runs  # loads FastAPI
+
+    address = _page_address(arguments.host, arguments.port)
+    print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)
+    if not arguments.no_browser:
+        threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()
+    return serve_runs(arguments.runs, _settings(arguments), arguments, overrides)
+
+
+def _page_address(host: str, port: int) -> str:
+    if port == 0:
+        raise ValueError("--port is 0; expected a fixed one: the page finds its streams again at the same address only")
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # every address of this machine, this one among them
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _open_when_ready(address: str, open_page: Callable[[str], object], *, seconds: float = 300) -> bool:
+    """Wait until a server answers, and open its page; return whether it did."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look on its own machine
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with direct.open(f"{address}health", timeout=5):
+                open_page(address)
+                return True
+        except OSError:
+            time.sleep(0.2)
+    return False

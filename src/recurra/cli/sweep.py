@@ -35,12 +35,12 @@ class _SweptRun:
     scores: Mapping[str, int | float]
 
 
-def run(words: Sequence[str]) -> int:
-    """Sweep, and print the table."""
+def sweep(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("sweep", _DESCRIPTION)
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
     arguments = parser.parse_args(own)
     keep_large_blocks()
     usual = default_run_folder(arguments.recipe)
@@ -100,7 +100,6 @@ def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
 
 
 def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[_SweptRun], monitor: str) -> Table:
-    """Tabulate the runs of a sweep with the values of the keys that vary, the best first."""
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]
     names = [key if short.count(name) > 1 else name for key, name in zip(keys, short)]

@@ -1,16 +1,26 @@
-"""`recurra train`: train a recipe, or resume a run."""
+"""`recurra train` and `recurra recipes`: train a recipe, resume a run, or list what can be trained."""
 
+import itertools
+import math
+import re
 import signal
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
 
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.launched import reporting_together
+from recurra.files.reading import read_text, read_yaml
+from recurra.train.distributed import is_first_launched, n_launched
 from recurra.train.loop import Trainer
 from recurra.train.process import keep_large_blocks
-from recurra.train.recipe import recipe_help
+from recurra.train.recipe import find_recipe, recipe_help, recipe_names
 from recurra.train.start import resume_run, start_run
 
 _DESCRIPTION = """\
@@ -18,7 +28,7 @@ Train a recipe, or resume a run that was stopped. `recurra train RECIPE --help` 
 set."""
 
 
-def run(words: Sequence[str]) -> int:
+def train(words: Sequence[str]) -> int:
     """Train; return 0, or 128 + the number of the signal that ended the run early."""
     own, overrides = split_overrides(words)
     parser = _parser()
@@ -28,7 +38,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     _require_one_way(parser, arguments)
     keep_large_blocks()
-    with reporting_together():
+    with _reporting_together():
         return _train(arguments, overrides)
 
 
@@ -60,23 +70,21 @@ def _train(arguments: Namespace, overrides: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("train", _DESCRIPTION, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
-    parser.add_argument(
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
+    add(
         "recipe",
         nargs="?",
         metavar="RECIPE",
         help="a YAML file, a name that `recurra recipes` lists, or either with #VARIANT",
     )
-    parser.add_argument("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
-    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
-    parser.add_argument(
-        "--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file"
-    )
+    add("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
+    add("--resume", metavar="RUN", help="continue the run in this folder")
+    add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
     return parser
 
 
 def _require_one_way(parser: ArgumentParser, arguments: Namespace) -> None:
-    """Refuse arguments that contradict each other."""
     if (arguments.recipe is None) == (arguments.resume is None):
         parser.error("give either a RECIPE or --resume RUN")
     if arguments.resume and arguments.run:
@@ -86,7 +94,6 @@ def _require_one_way(parser: ArgumentParser, arguments: Namespace) -> None:
 
 
 def _result(trainer: Trainer) -> str:
-    """Report a finished run, and name the next command."""
     best = trainer.scores.get("best")
     if best is None:  # resumed with an end that it had reached
         return (
@@ -98,3 +105,78 @@ def _result(trainer: Trainer) -> str:
         f"finished at step {trainer.position.step}; best validation at step {best['step']}: loss {best['loss']:.4f}"
         f"{accuracy}; score it on the test split with:\n  recurra eval {trainer.folder.path}"
     )
+
+
+_WAIT = 1.0
+"""Seconds that other ranks wait before they report: an error of all ranks has then been reported by the first, and
+torchrun has ended them."""
+
+
+class _AnotherRankEnded(OSError):
+    """This rank cannot go on because another one ended."""
+
+
+@contextmanager
+def _reporting_together() -> Iterator[None]:
+    """Let the rank with the first error report it, to the terminal and to torchrun, and end the others.
+
+    Without torchrun this does nothing.
+    """
+    if n_launched() == 1:
+        yield
+        return
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    handler = get_error_handler()
+    handler.initialize()
+    try:
+        yield
+    except Exception as error:
+        if _is_lost_connection(error):
+            time.sleep(3 * _WAIT)  # torchrun shall see the other one first
+            raise _AnotherRankEnded("another rank ended, and its message says why") from error
+        handler.record_exception(error)
+        if not is_first_launched():
+            time.sleep(_WAIT)
+        raise
+    if dist.is_initialized():  # threads of a group that is left over can abort the interpreter when it ends
+        dist.destroy_process_group()
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    text = str(error)
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "NCCL error")
+    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(x in text for x in lost)
+
+
+def recipes(words: Sequence[str]) -> int:
+    parser = command_parser(
+        "recipes",
+        "List the recipes that come with Recurra: `recurra train NAME` trains one. With a NAME, print that recipe; to "
+        "change it, write it into a file of your own, `recurra recipes NAME > mine.yaml`.",
+        overrides=False,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
+    name = parser.parse_args(words).name
+    if name is not None:
+        print(read_text(find_recipe(name)), end="")
+        return 0
+    console = Console(markup=False)
+    if not console.is_terminal:
+        console = Console(width=120, markup=False)
+    console.print(_recipe_table())
+    return 0
+
+
+def _recipe_table() -> Table:
+    table = Table("name", "variants", "what it is")
+    for name in recipe_names():
+        path = find_recipe(name)
+        axes = read_yaml(path).get("axes", {})  # of a family
+        table.add_row(name, str(math.prod(map(len, axes.values()))) if axes else "", _first_sentence(path))
+    return table
+
+
+def _first_sentence(path: Path) -> str:
+    comment = itertools.takewhile(lambda line: line.strip("# "), read_text(path).splitlines())
+    return re.split(r"(?<!et al)\. ", " ".join(line.removeprefix("# ") for line in comment))[0].rstrip(".")

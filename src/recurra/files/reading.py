@@ -8,11 +8,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
-
-import yaml
 
 from recurra.checks import kind_of, sentence
 
@@ -110,9 +109,11 @@ def read_yaml(path: Path, what: str = "", *, most_bytes: int = _MOST_YAML_BYTES,
 
 def parse_yaml(text: str, name: str, *, kind: type | None = None, hint: str = "") -> Any:
     """Read YAML from a text that is called `name` in messages, of any type unless `kind` is given."""
+    import yaml  # of the extra train: the core reads JSON alone
+
     expected = "keys and values in YAML" if kind is dict else "YAML"
     try:
-        content = yaml.load(text, _Loader)
+        content = yaml.load(text, _yaml_loader())
     # PyYAML lets the errors of its constructors through: !!bool x is a KeyError, 2001-99-99 a ValueError.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected, hint)) from error
@@ -121,27 +122,32 @@ def parse_yaml(text: str, name: str, *, kind: type | None = None, hint: str = ""
     return content
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain data without aliases, which can stand for any amount, or keys that are there twice."""
+@cache
+def _yaml_loader() -> Any:
+    """Make the class that reads plain data without aliases, which can stand for any amount, or repeated keys."""
+    import yaml
 
-    _depth = 0
+    class Loader(yaml.SafeLoader):
+        _depth = 0
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}, which has to be written out")
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise yaml.YAMLError(f"more than {_MOST_DEPTH} levels deep")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}, which has to be written out")
+            self._depth += 1
+            if self._depth > _MOST_DEPTH:
+                raise yaml.YAMLError(f"more than {_MOST_DEPTH} levels deep")
+            node = super().compose_node(parent, index)
+            self._depth -= 1
+            return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        pairs = [tuple(self.construct_object(item, deep=True) for item in pair) for pair in node.value]
-        for key, _ in pairs:
-            if not isinstance(key, str):
-                raise yaml.YAMLError(f"the key {_shortened(key)} is {kind_of(key)}, not a string")
-        return _without_twins(pairs)
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            pairs = [tuple(self.construct_object(item, deep=True) for item in pair) for pair in node.value]
+            for key, _ in pairs:
+                if not isinstance(key, str):
+                    raise yaml.YAMLError(f"the key {_shortened(key)} is {kind_of(key)}, not a string")
+            return _without_twins(pairs)
+
+    return Loader
 
 
 def _name(path: Path, what: str) -> str:

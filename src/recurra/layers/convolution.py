@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from recurra.checks import kind_of, require_at_least, require_layout, sentence
 from recurra.layers.filters import convolve_window
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.ops._operator import (
     Differentiable,
     addresses,
@@ -165,7 +165,7 @@ class ShortConvolution(nn.Module):
         if mask is None:
             return self._of_all_steps(x, state)
         counted_first = torch.argsort((~mask).byte(), dim=1, stable=True)
-        moved = _rows(at_least_float32(blank(x, mask)), counted_first)
+        moved = _rows(at_least_float32(mask_fill(x, mask, 0)), counted_first)
         known, y = torch.cat([state, moved], 1), self._convolve(moved, state).to(x.dtype)
         last = mask.sum(1, keepdim=True) + torch.arange(self.kernel_size - 1, device=x.device)
         return _rows(y, (mask.cumsum(1) - 1).clamp(min=0)), _rows(known, last)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recurra.checks import require_layout
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.ops._operator import Differentiable, addresses, numba_kernels_take
 from recurra.ops.scan.reference import running_maximum
 
@@ -69,7 +69,7 @@ def _positive_features_reference(
         exponents = exponents.masked_fill(~mask[..., None, None], LOWEST)
     peaks = torch.maximum(running_maximum(exponents.detach()), start)
     decay = torch.exp(torch.cat([start, peaks], 1)[:, :-1] - peaks)
-    keys = blank(torch.exp(exponents - peaks), mask)
+    keys = mask_fill(torch.exp(exponents - peaks), mask, 0)
     scores = q + peaks
     queries = torch.exp(scores - scores.detach().amax(-1, keepdim=True))
     return _PositiveFeatures(queries, keys, decay, peaks[:, -1].clone())

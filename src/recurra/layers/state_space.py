@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from recurra.checks import choose, require, require_at_least, require_positive
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.ops.scan.convolution import transform_length
 from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
@@ -168,8 +168,8 @@ def run_dense(
     out_of = torch.stack([c.real, -c.imag], -1).flatten(1)  # (D, 2 N)
     driven = at_least_float32(functional.linear(x, into.to(x.dtype))).unflatten(-1, (-1, 2))
     if mask is not None:
-        a = keep(a.expand(*x.shape[:2], -1), mask)
-    h = linear_scan(a, blank(torch.view_as_complex(driven), mask), h0)
+        a = mask_fill(a.expand(*x.shape[:2], -1), mask, 1)
+    h = linear_scan(a, mask_fill(torch.view_as_complex(driven), mask, 0), h0)
     y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), out_of.to(x.dtype))
     return y, last_step(h, h0)
 

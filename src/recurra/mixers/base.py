@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_at_least, require_tensor, sentence
-from recurra.lengths import blank, run_lengths, run_resets
+from recurra.lengths import mask_fill, run_lengths, run_resets
 from recurra.state import Ragged, require_streams
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -53,18 +53,19 @@ class Mixer(nn.Module, ABC):
 
         class Average(Mixer):
             def __init__(self, d_model: int) -> None:
-                super().__init__(d_model, AverageState, h=Carried((d_model,)))
+                super().__init__(d_model, AverageState, h=StateSpec((d_model,)))
 
             def mix(self, x, state, mask):
                 ...
 
-    The base class checks what comes in, starts streams, and runs padded and packed sequences. The state's layout, given
-    once to `__init__`, says what a state must look like: another module's state is refused before any kernel sees it.
+    The base class checks what comes in, starts streams, and runs padded and packed sequences. The layout given to
+    `__init__` says what a state must look like: another module's state is refused before any kernel sees it. States are
+    float32 or complex64 whatever the precision of the inputs, and float64 or complex128 in a float64 layer.
 
     Args:
         d_model: channels of x and y.
         state_class: the NamedTuple that is the state.
-        carried: its tensors, by the names of its fields.
+        specs: its tensors, by the names of its fields.
     """
 
     skips_padding: ClassVar[bool] = False
@@ -79,11 +80,11 @@ class Mixer(nn.Module, ABC):
     across: "_Across | None" = None
     """Set by whoever splits a sequence, while it calls the mixer."""
 
-    def __init__(self, d_model: int, state_class: type[Any], **carried: StateSpec) -> None:
+    def __init__(self, d_model: int, state_class: type[Any], **specs: StateSpec) -> None:
         super().__init__()
         require_at_least(1, d_model=d_model)
         self.d_model = self.d_output = d_model
-        self.state_layout: Any = state_class(**carried)
+        self.state_layout: Any = state_class(**specs)
 
     @abstractmethod
     def mix(self, *given: Any, **shared: Any) -> tuple[Tensor, Any]:
@@ -122,8 +123,7 @@ class Mixer(nn.Module, ABC):
 
         Raises:
             TypeError: x, the mask, the reset or the borders are of another type; the state is another module's.
-            ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
-                dtype or device.
+            ValueError: shapes do not fit, both mask and borders are given, or the state is another's.
         """
         _check_input(x, self.d_model)
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
@@ -148,19 +148,16 @@ class Mixer(nn.Module, ABC):
     def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
         """Run the linear recurrence of a mixer that `is_linear_recurrence`.
 
-        Args:
-            run: h0 -> (y, last state).
-            a: its transitions (B, L, ...), for each entry of the state or for all of its last dimension; or their
-                planes.
-            h0: the state before it.
+        `run` is h0 -> (y, last state), `a` its transitions (B, L, ...), for each entry of the state or for all of its
+        last dimension, or their planes, and `h0` the state before it.
         """
         return run(h0) if self.across is None else self.across.recur(run, a, h0)
 
     def _mix(self, x: Tensor, state: Any, mask: Tensor | None, shared: dict[str, Any]) -> tuple[Tensor, Any]:
         if not x.shape[1]:
             return x[..., :1].expand(*x.shape[:2], self.d_output), state  # no step, but still a node of the graph
-        y, state = self.mix(blank(x, mask), state, mask, **shared)
-        return blank(y, mask), state
+        y, state = self.mix(mask_fill(x, mask, 0), state, mask, **shared)
+        return mask_fill(y, mask, 0), state
 
     def initial_state(self, batch: int) -> Any:
         """Return the state of `batch` streams at their start: zeros, on the module's device."""
@@ -170,9 +167,7 @@ class Mixer(nn.Module, ABC):
     def require_state(self, state: Any, batch: int) -> None:
         """Refuse anything but a state of `batch` streams that this module could have returned.
 
-        Raises:
-            TypeError: it is another module's state, or no state.
-            ValueError: a tensor has another shape, dtype or device.
+        Raises TypeError or ValueError.
         """
         if isinstance(state, Ragged):
             require_streams(self.require_state, state, batch)
@@ -197,11 +192,11 @@ class Mixer(nn.Module, ABC):
         return type(self.state_layout)(
             *(
                 torch.zeros(
-                    (batch, *(0 if isinstance(size, Dim) else size for size in carried.shape)),
-                    dtype=_COMPLEX[real] if carried.is_complex else real,
+                    (batch, *(0 if isinstance(size, Dim) else size for size in spec.shape)),
+                    dtype=_COMPLEX[real] if spec.is_complex else real,
                     device=device,
                 )
-                for carried in self.state_layout
+                for spec in self.state_layout
             )
         )
 
@@ -217,16 +212,16 @@ def _check_state(state: Any, layout: Any, batch: Any, real: torch.dtype, device:
     if type(state) is not type(layout):
         raise TypeError(sentence("state", kind_of(state), f"a {type(layout).__name__}, or None to start", _MEND))
     sizes: dict[str, int] = {}
-    for tensor, carried, name in zip(state, layout, layout._fields):
-        dtype = _COMPLEX[real] if carried.is_complex else real
+    for tensor, spec, name in zip(state, layout, layout._fields):
+        dtype = _COMPLEX[real] if spec.is_complex else real
         if (
             isinstance(tensor, Tensor)
             and tensor.dtype is dtype
-            and (tensor.shape == (batch, *carried.shape) or _fits(tensor.shape, batch, carried.shape, sizes))
+            and (tensor.shape == (batch, *spec.shape) or _fits(tensor.shape, batch, spec.shape, sizes))
             and tensor.device == device
         ):
             continue
-        expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, carried.shape, sizes)} on {device}"
+        expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, spec.shape, sizes)} on {device}"
         raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
 
 

@@ -11,17 +11,14 @@ from recurra.checks import require, require_at_least, require_heads, require_pos
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32, unit_length
 from recurra.layers.state_space import spread_over_heads
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.delta_rule.operator import delta_rule
 
 
 class DeltaNetState(NamedTuple):
-    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (a_t = 1 without gates), and the convolution's last inputs.
-
-    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
-    """
+    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (a_t = 1 without gates), and the last inputs."""
 
     h: Float[Tensor, "B H d_k d_v"]
     inputs: Float[Tensor, "B K_1 channels"]
@@ -81,13 +78,12 @@ class DeltaMixer(Mixer):
         heads = (self.n_qk_heads, self.n_qk_heads, self.n_heads)
         q, k, v = (at_least_float32(part).unflatten(-1, (n, -1)) for part, n in zip(parts, heads))
         q, k = (spread_over_heads(part, self.n_heads) for part in (q, k))
-        b = blank(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask)
-        a = b.new_ones(()).expand(b.shape) if a is None else keep(a, mask)
+        b = mask_fill(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask, 0)
+        a = b.new_ones(()).expand(b.shape) if a is None else mask_fill(a, mask, 1)
         y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
         return self.norm(y).flatten(-2), DeltaNetState(h, inputs)
 
     def why_not_exportable(self) -> str:
-        """It computes in chunks."""
         return f"{type(self).__name__} computes in chunks: its graph has as many as the prompt that it was traced with"
 
 
@@ -96,21 +92,16 @@ class DeltaNet(DeltaMixer):
     """y_t = norm(q_t h_t / sqrt(d_k)) W_o, h_t = (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (sections 2.2 and 3.4).
 
     q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head.
-    b_t = sigmoid(W_b x_t) is one number a head. With b = 1 a key's old value is replaced by v, with b = 0 nothing
-    changes; the layer has no other way to forget. The norm is a root mean square norm of each head, with one scale for
-    all heads; no projection and no convolution has a bias. All of this is as in the published code.
+    b_t = sigmoid(W_b x_t), one number a head: 1 replaces a key's old value, 0 changes nothing. The norm is a root mean
+    square norm of each head, with one scale for all heads; no projection and no convolution has a bias.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model`, as published, if None.
         n_heads: heads; published models have d_model / 128.
         kernel_size: K, the steps that the convolution sees, the newest included.
         negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition's eigenvalue 1 - b_t along k_t reaches
             from 1 to -1 and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
-
-    Raises:
-        ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
     def __init__(
@@ -126,9 +117,6 @@ class DeltaNet(DeltaMixer):
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
         super().__init__(d_model, d_qk, d_v, n_heads, kernel_size, negative_eigenvalues)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: DeltaNetState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], DeltaNetState]:
-        """Convolve, then run the delta rule."""
+    def mix(self, x: Tensor, state: DeltaNetState, mask: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         y, state = self.read(x, None, state, mask)
         return self.output_projection(y.to(x.dtype)), state

@@ -15,18 +15,13 @@ from recurra.mixers.rotary_attention import RotaryAttention
 class GatedAttention(RotaryAttention):
     """y_n = W_o (sigmoid(W_g x_n) * sum_m softmax_m(norm(q_n) . R_(m-n) norm(k_m) / sqrt(d_head)) v_m).
 
-    Rotary attention whose queries and keys pass root mean square norms in each head, with one scale for all heads,
-    before they turn; and whose values are gated, channel by channel, before the output projection. The state is that of
-    `rotary-attention`, with the keys after their norm.
+    Rotary attention with root mean square norms of queries and keys in each head, one scale for all heads, and a gate
+    of the values. The state holds keys after their norm.
 
     Args:
-        d_model: channels of x and y.
         n_heads, n_kv_heads, d_head, rotated_share, window, rotation_base, output_bias, dropout: as those of
             `rotary-attention`.
         norm_epsilon: what the norms add to the mean square.
-
-    Raises:
-        ValueError: a size is out of range.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Gated DeltaNet: the delta rule with a decay (Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464)."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,13 +23,11 @@ class GatedDeltaNet(DeltaMixer):
 
         a_t = exp(-exp(A_log) softplus(W_a x_t + dt_bias)).
 
-    The norm is a root mean square norm of each head, with one scale for all heads; no projection and no convolution has
-    a bias. At the start exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the
-    published code. Two decisions are ours: there are as many value heads as key heads by default, and where six do not
-    divide the published width, a head has the next smaller whole number of channels.
+    At the start exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the published
+    code. Ours: as many value heads as key heads by default, and a head with the next smaller whole number of channels
+    where six do not divide the published width.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; about 3/4 of `d_model`, as published, if None.
         d_v: channels of the values over all heads; twice `d_qk`, as published, if None.
         n_heads: heads; 6 as published.
@@ -39,9 +37,6 @@ class GatedDeltaNet(DeltaMixer):
         n_qk_heads: heads of the queries and keys, each shared by n_heads / n_qk_heads heads of the values, as in
             Qwen3-Next; `n_heads` if None.
         norm_epsilon: what the norm adds to the mean square.
-
-    Raises:
-        ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class GatedDeltaNet(DeltaMixer):
         self.gate_projection = nn.Linear(d_model, d_v, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a_t, for a learning rate and weight decay of their own."""
         return {self.A_log, self.dt_bias, *self.decay_projection.parameters()}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
@@ -75,9 +69,6 @@ class GatedDeltaNet(DeltaMixer):
         a = torch.exp(-torch.exp(at_least_float32(self.A_log)) * step)
         return a, torch.zeros_like(a)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: DeltaNetState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], DeltaNetState]:
-        """Convolve, then run the gated delta rule."""
+    def mix(self, x: Tensor, state: DeltaNetState, mask: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         y, state = self.read(x, self.transition(x)[0], state, mask)
         return self.output_projection((y * functional.silu(self.gate_projection(x))).to(x.dtype)), state

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Complex
 from torch import Tensor, nn
 
 from recurra.checks import require_heads
 from recurra.layers.feed_forward import NoOutputGate, SiLUOutputGate
 from recurra.layers.transition import create_transition
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.fused import Planes, polar_planes
@@ -17,7 +17,7 @@ from recurra.ops.gate_loop.operator import gate_loop_real_part
 
 
 class GateLoopState(NamedTuple):
-    """The hidden state h_n, complex64 whatever the precision of the layer's inputs (complex128 in a float64 layer)."""
+    """The hidden state h_n."""
 
     h: Complex[Tensor, "B H d_k d_v"]
 
@@ -29,7 +29,6 @@ class GateLoop(Mixer):
     q, k, v and a_n come from x_n (GateLoop (24)-(25)).
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries, keys and transitions over all heads; `d_model` if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads; `d_qk` if None, the max-headed case d_h = 1 that the paper trains.
@@ -37,12 +36,9 @@ class GateLoop(Mixer):
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
         phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start, entries of `recurra.layers.transition._Ring`; None leaves it to their
+        ring: where the transitions start, by `r_min`, `r_max`, `max_phase` and the like; None leaves it to their
         weights. output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the
         paper).
-
-    Raises:
-        ValueError: an option has a value that does not exist, or the heads do not divide the channels.
     """
 
     skips_padding = True
@@ -83,17 +79,13 @@ class GateLoop(Mixer):
         self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a_n, for a learning rate and weight decay of their own (GateLoop Table 4)."""
         return set(self.transition.parameters())
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: GateLoopState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopState]:
-        """Mix along time by the fused kernel, or by the mode that suits the size of the heads."""
+    def mix(self, x: Tensor, state: GateLoopState, mask: Tensor | None) -> tuple[Tensor, GateLoopState]:
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
-        a = Planes(self._heads(keep(re, mask)), self._heads(blank(im, mask)))  # type: ignore[arg-type]
-        k = blank(k, mask)
+        a = Planes(self._heads(mask_fill(re, mask, 1)), self._heads(mask_fill(im, mask, 0)))  # type: ignore[arg-type]
+        k = mask_fill(k, mask, 0)
         y, h = self.recur(lambda h0: gate_loop_real_part(q, k, v, a, state=h0), a, state.h)
         return self.output_projection(self.output_gate(x, y.flatten(-2))), GateLoopState(h)
 

@@ -18,10 +18,7 @@ from recurra.ops.gate_loop.reference import softmax_attention
 
 
 class GateLoopAttentionState(NamedTuple):
-    """Keys, values and transitions of the last p steps, p at most window - 1; all steps if there is no window.
-
-    float32 and complex64 whatever the precision of the layer's inputs (float64 and complex128 in a float64 layer).
-    """
+    """Keys, values and transitions of the last p steps, p at most window - 1; all steps if there is no window."""
 
     keys: Float[Tensor, "B p H d_k"]
     values: Float[Tensor, "B p H d_v"]
@@ -36,7 +33,6 @@ class GateLoopAttention(Mixer):
     in the mixer "gateloop", with one transition per key channel; the paper trains no such model, so all sizes are ours.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries, keys and transitions over all heads; `d_model` if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
@@ -46,11 +42,7 @@ class GateLoopAttention(Mixer):
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
         phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start, entries of `recurra.layers.transition._Ring`; None leaves it to their
-        weights.
-
-    Raises:
-        ValueError: an option has a value that does not exist, or the heads do not divide the channels.
+        ring: where the transitions start; None leaves it to their weights.
     """
 
     def __init__(
@@ -91,17 +83,12 @@ class GateLoopAttention(Mixer):
         self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a_n, for a learning rate and weight decay of their own (GateLoop Table 4)."""
         return set(self.transition.parameters())
 
     def why_not_exportable(self) -> str:
-        """It keeps a window of steps."""
         return "gateloop-attention keeps the last steps themselves, and their number grows up to its window"
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: GateLoopAttentionState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopAttentionState]:
-        """Attend to the steps of the state and of x."""
+    def mix(self, x: Tensor, state: GateLoopAttentionState, mask: None) -> tuple[Tensor, GateLoopAttentionState]:
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
         known = after(state, GateLoopAttentionState(k, v, self._heads(torch.complex(re, im))))  # type: ignore[arg-type]

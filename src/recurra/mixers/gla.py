@@ -5,20 +5,20 @@ arXiv 2312.06635).
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads, require_positive, require_whole_number
 from recurra.layers.norms import RMSNorm, at_least_float32
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
 
 
 class GatedLinearAttentionState(NamedTuple):
-    """S_t = diag(a_t) S_{t-1} + k_t^T v_t, in float32 (float64 in a float64 layer)."""
+    """S_t = diag(a_t) S_{t-1} + k_t^T v_t."""
 
     h: Float[Tensor, "B H d_k d_v"]
 
@@ -35,16 +35,11 @@ class GatedLinearAttention(Mixer):
     paper writes layer norm); only W_2 has a bias, as there.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries, keys and transitions over all heads; half of `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
         gate_rank: rank of the transition's projection.
         gate_temperature: the root that is taken of the sigmoid (the paper's tau).
-
-    Raises:
-        TypeError: a size is not a whole number.
-        ValueError: the heads do not divide the channels, or an option is out of range.
     """
 
     skips_padding = True
@@ -72,7 +67,6 @@ class GatedLinearAttention(Mixer):
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a, for a learning rate and weight decay of their own."""
         return set(self.gate_projection.parameters())
 
     def transition(
@@ -84,14 +78,13 @@ class GatedLinearAttention(Mixer):
         return a, torch.zeros_like(a)
 
     def mix(
-        self, x: Float[Tensor, "B L d_model"], state: GatedLinearAttentionState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], GatedLinearAttentionState]:
-        """Run the recurrence, in the mode that suits the size of the heads."""
+        self, x: Tensor, state: GatedLinearAttentionState, mask: Tensor | None
+    ) -> tuple[Tensor, GatedLinearAttentionState]:
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         a, _ = self.transition(x)
         q, k, v, a = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in (*qkv, a))
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            q, k, a = q * q.shape[-1] ** -0.5, blank(k, mask), keep(a, mask)
+            q, k, a = q * q.shape[-1] ** -0.5, mask_fill(k, mask, 0), mask_fill(a, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, a, state=h0), a, state.h)
         y = (self.norm(y).flatten(-2) * functional.silu(gate)).to(x.dtype)
         return self.output_projection(y), GatedLinearAttentionState(h)

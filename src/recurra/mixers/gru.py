@@ -16,7 +16,7 @@ from recurra.ops.cells.gru_steps import kernels_take
 
 
 class GRUState(NamedTuple):
-    """The last hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The last hidden state."""
 
     h: Float[Tensor, "B N"]
 
@@ -25,15 +25,8 @@ class GRUState(NamedTuple):
 class GRU(Mixer):
     """y_t = h_t of `torch.nn.GRU` with one layer (Cho et al., arXiv 1406.1078, with the reset gate after the product).
 
-    It has no parallel form over time: training takes one step after the other, on a CPU in one kernel for all of them.
-    Autocast takes the products with x down to its type there, and leaves the recurrence in float32. The Compact
-    Recurrent Transformer uses another cell, whose reset gate acts before the product: `recurra.mixers.rnn.RNN` runs it.
-
-    Args:
-        d_model: channels of x and y, and of the hidden state.
-
-    Raises:
-        ValueError: d_model is below 1.
+    It trains step by step, on a CPU in one kernel for all steps. Autocast leaves the recurrence in float32. CRT uses
+    another cell, whose reset gate acts before the product: `recurra.mixers.rnn.RNN` runs it.
     """
 
     def __init__(self, d_model: int) -> None:
@@ -41,13 +34,9 @@ class GRU(Mixer):
         self.cell = nn.GRUCell(d_model, d_model)
 
     def why_not_exportable(self) -> str:
-        """It unrolls."""
         return "gru runs step by step, and its graph has as many steps as the prompt that it was traced with"
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: GRUState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], GRUState]:
-        """Run the GRU along time."""
+    def mix(self, x: Tensor, state: GRUState, mask: None) -> tuple[Tensor, GRUState]:
         cell, h = self.cell, state.h
         if x.is_cpu and not torch.compiler.is_compiling() and not transforms_are_active():
             projected, weights = functional.linear(x, cell.weight_ih, cell.bias_ih), HiddenWeights(*self._of_state())

@@ -14,7 +14,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class H3State(NamedTuple):
-    """What both state space models carry, in float32 or complex64 (float64, complex128 in a float64 layer).
+    """What both state space models carry.
 
     shift: the state of the shift SSM, the last d_state - 1 keys, the oldest first.
     h: the kept modes of the diagonal SSM, for every product of a key's and a value's channel in a head.
@@ -28,21 +28,14 @@ class H3State(NamedTuple):
 class H3(ChannelModes, Mixer):
     """y = W_o (q * SSM_diag(SSM_shift(k) * v)), with q, k, v = linear projections of x (Algorithm 1).
 
-    The shift SSM has d_state states and the matrix that moves each of them to the next place: a causal convolution of
-    d_state taps a channel, which remembers keys. The diagonal SSM is S4D with a skip; `recurra.layers.state_space` has
-    its modes. The multiplications compare: a value is stored where the step before it had the right key.
-
-    With head_dim above 1, key and value of a head make an outer product, the head has one diagonal SSM for all its
-    entries, and q contracts the result: y_j = sum_i q_i SSM_diag(k_i v_j). Long pieces are convolved, short ones step.
+    The shift SSM is a causal convolution of d_state taps a channel, which remembers keys; the diagonal SSM is S4D with
+    a skip (`recurra.layers.state_space`). With head_dim above 1, key and value of a head make an outer product, the
+    head has one diagonal SSM for all its entries, and q contracts the result: y_j = sum_i q_i SSM_diag(k_i v_j).
 
     Args:
-        d_model: channels of x and y.
         d_state: taps of the shift SSM and modes of the diagonal one, an even number (the paper's m and published 64).
         head_dim: channels of a head, a divisor of d_model; 1, elementwise products, as published.
         min_step, max_step: step sizes of the diagonal SSM at the start, spaced logarithmically, one per head.
-
-    Raises:
-        ValueError: a size is out of range, or head_dim does not divide d_model.
     """
 
     starts_from_none = True  # the convolution then has no state to add
@@ -68,10 +61,7 @@ class H3(ChannelModes, Mixer):
         )
         self.output_projection = nn.Linear(d_model, d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: H3State | None, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], H3State]:
-        """Shift keys, then run the diagonal model over their products with the values."""
+    def mix(self, x: Tensor, state: H3State | None, mask: None) -> tuple[Tensor, H3State]:
         q, k, v = (at_least_float32(part) for part in self.qkv(x).chunk(3, -1))
         k, shifted = self.shift(k, None if state is None else state.shift)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads, require_probability
 from recurra.layers.norms import RMSNorm, at_least_float32
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -18,7 +18,7 @@ _EXPANSION = 128  # channels a head in the published language models
 
 
 class HGRN2State(NamedTuple):
-    """h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t, in float32 (float64 in a float64 layer)."""
+    """h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t."""
 
     h: Float[Tensor, "B H d_head d_head"]
 
@@ -27,22 +27,16 @@ class HGRN2State(NamedTuple):
 class HGRN2(Mixer):
     """y_t = W_y norm(o_t h_t), h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t: numbers of the state are weighted means of i.
 
-    f_t = b + (1 - b) sigmoid(W_f x_t) is the forget gate with its lower bound b. Its complement 1 - f_t is the key, so
-    the layer needs no projection for it. The output gate o_t = SiLU(W_o x_t) is the query, and the input i_t = W_i x_t
-    the value (section 3). In a head of d channels the outer product makes a state of d x d: it is d times as large as
-    the input, without another parameter. It is GateLoop with real transitions on the key side.
+    f_t = b + (1 - b) sigmoid(W_f x_t) is the forget gate with its lower bound b, and 1 - f_t the key. The output gate
+    o_t = SiLU(W_o x_t) is the query, and the input i_t = W_i x_t the value (section 3). It is GateLoop with real
+    transitions on the key side.
 
-    Decided: the published models learn the lower bounds of all layers together, as a cumulative softmax over depth. A
-    mixer does not see the other layers, so its bound is a constant; give deeper layers a larger one. The norm is the
-    published code's: a root mean square norm over all channels.
+    Decided: the published models learn the bounds of all layers together; a mixer does not see the others, so its bound
+    is a constant. The norm is a root mean square norm over all channels, as in the published code.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads; one for every 128 channels, the published expansion, if None, and at least one.
         lower_bound: least value of the forget gate, in [0, 1).
-
-    Raises:
-        ValueError: the heads do not divide the channels, or the bound is out of range.
     """
 
     skips_padding = True
@@ -60,7 +54,6 @@ class HGRN2(Mixer):
         self.output_projection = nn.Linear(d_model, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The weights that make f, for a learning rate and weight decay of their own."""
         return set(self.forget.parameters())
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
@@ -68,15 +61,12 @@ class HGRN2(Mixer):
         f = 1 - self._key(x)
         return f, torch.zeros_like(f)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: HGRN2State, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], HGRN2State]:
-        """Run the recurrence, in the mode that suits the size of the heads."""
+    def mix(self, x: Tensor, state: HGRN2State, mask: Tensor | None) -> tuple[Tensor, HGRN2State]:
         o, i = at_least_float32(self.output_input(x)).chunk(2, -1)
         k = self._key(x)
         q, k, v, f = (part.unflatten(-1, (self.n_heads, -1)) for part in (functional.silu(o), k, i, 1 - k))
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            k, f = blank(k, mask), keep(f, mask)
+            k, f = mask_fill(k, mask, 0), mask_fill(f, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, f, state=h0), f, state.h)
         return self.output_projection(self.norm(y.flatten(-2)).to(x.dtype)), HGRN2State(h)
 

@@ -15,7 +15,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class HyenaState(NamedTuple):
-    """What the convolutions see of the past, zeros before the stream, in float32 (float64 in a float64 layer).
+    """What the convolutions see of the past, zeros before the stream.
 
     inputs: the last inputs of the short convolutions, the oldest first.
     products: the last window - 1 inputs of each long convolution, x_n * z_n, the oldest first.
@@ -31,25 +31,17 @@ class Hyena(Mixer):
     GateLoop section 3.1).
 
     x_1 ... x_order and v are short convolutions of linear projections of x, the filters h_n are implicit
-    (`recurra.layers.filters`), and each convolution has a skip. As in the published code, `order` gates have
-    order - 1 long convolutions between them: of the definition's filters the first is the short one.
+    (`recurra.layers.filters`), and each convolution has a skip. As in the published code, `order` gates have order - 1
+    long convolutions between them.
 
-    The published filters are as long as the sequences of training. Here they have `window` steps, whatever the length
-    of the stream, so that an answer depends on the last (order - 1)(window - 1) + kernel_size steps alone and the state
-    is bounded: no recurrence of constant size computes an implicit filter, so the state is the inputs that filters
-    still reach. A call prepends them to its own. Gradients flow through them. The filters are computed in each call, in
-    time proportional to `window`; long pieces are convolved by fast Fourier transform, short ones directly.
-
-    Sequences of different lengths run in pieces.
+    The published filters are as long as the training sequences. Here they have `window` steps, so the state, the inputs
+    that filters still reach, is bounded. Gradients flow through it. The filters are computed in each call; long pieces
+    are convolved by fast Fourier transform, short ones directly.
 
     Args:
-        d_model: channels of x and y.
         order: gates, at least 2.
         window: steps of a long filter.
         kernel_size: steps of the short convolutions.
-
-    Raises:
-        ValueError: a size is out of range.
     """
 
     def __init__(self, d_model: int, *, order: int = 2, window: int = 128, kernel_size: int = 3) -> None:
@@ -65,10 +57,7 @@ class Hyena(Mixer):
         self.skips = nn.Parameter(torch.randn(order - 1, d_model))
         self.output_projection = nn.Linear(d_model, d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: HyenaState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], HyenaState]:
-        """Gate and convolve in turn."""
+    def mix(self, x: Tensor, state: HyenaState, mask: None) -> tuple[Tensor, HyenaState]:
         projected, inputs = self.short_convolution(self.input_projection(x), state.inputs)
         *gates, last_gate, z = at_least_float32(projected).chunk(self.order + 1, -1)
         filters, pasts = self.filters().chunk(self.order - 1, -1), []

@@ -31,21 +31,17 @@ class _DiagonalRecurrence(nn.Module):
         self.alpha = nn.Parameter(log_spaced_steps(d_state, 0.001, 0.1))
 
     def forward(self, b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]) -> Float[Tensor, "B L N"]:
-        """Return all states, for b and h0 in float32 or float64."""
         return linear_scan(stable_exponential(at_least_float32(self.alpha)), b, h0)
 
     @torch.no_grad()
     def stationary_scale(self) -> Float[Tensor, " N"]:
-        """sqrt(1 - a^2): white noise of this size makes states of variance 1."""
         return torch.sqrt(-torch.expm1(-2 * torch.exp(self.alpha)))
 
 
 class _DenseRecurrence(nn.Module):
     """h_t = A h_{t-1} + b_t with a dense A, at the start 0.99 times a random orthogonal matrix.
 
-    Nothing keeps A stable in training, and a spectral radius above 1 grows over the whole sequence: on Memory Horizon,
-    4 layers overflowed within 20 steps of a warm-up to a learning rate of 0.0025; with 0.0005 for A alone they were
-    stable for the 250 steps that we tried. Give A a smaller rate (`optimizer.transition_learning_rate`).
+    Nothing keeps A stable in training: give it a smaller rate (`optimizer.transition_learning_rate`).
     """
 
     why_not_exportable = (
@@ -57,12 +53,10 @@ class _DenseRecurrence(nn.Module):
         self.matrix = nn.Parameter(0.99 * nn.init.orthogonal_(torch.empty(d_state, d_state)))
 
     def forward(self, b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]) -> Float[Tensor, "B L N"]:
-        """Return all states, for b and h0 in float32 or float64, by products of matrices (`matrix_scan`)."""
         return matrix_scan(at_least_float32(self.matrix), b, h0)
 
     @torch.no_grad()
     def stationary_scale(self) -> Float[Tensor, " N"]:
-        """sqrt(1 - 0.99^2): white noise of this size makes states of variance 1, for the A of the start."""
         return torch.full_like(self.matrix[0], (1 - 0.99**2) ** 0.5)
 
 
@@ -73,7 +67,7 @@ _RECURRENCES: dict[str, type[_DiagonalRecurrence] | type[_DenseRecurrence]] = {
 
 
 class LinearRNNState(NamedTuple):
-    """The hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The hidden state."""
 
     h: Float[Tensor, "B N"]
 
@@ -82,20 +76,13 @@ class LinearRNNState(NamedTuple):
 class LinearRNN(Mixer):
     """h_t = A h_{t-1} + B x_t,  z_t = GELU(C h_t + D x_t + bias), real throughout.
 
-    The recurrence is GateLoop (1) without its sigma (notes, linear RNN; notes, convolution), and all non-linearity is
-    above it (notes, layer above).
-
-    The notes leave f and the initial values open. Decided: f is GELU, as in the feed-forward networks; B starts
-    from N(0, 1 / d_model) times sqrt(1 - |a|^2), so that states start with the variance of their input (LRU's
-    normalisation, here of the initial values alone); C and D are linear layers.
+    The recurrence is GateLoop (1) without its sigma. Decided, where the notes leave it open: f is GELU; B starts from
+    N(0, 1 / d_model) times sqrt(1 - |a|^2), so that states start with the variance of their input; C and D are linear.
 
     Args:
         d_model: channels of x and z.
         d_state: channels of h; `d_model` if None.
         transition: what A is, "diagonal" or "dense".
-
-    Raises:
-        ValueError: `transition` has a value that does not exist, or a size is below 1.
     """
 
     def __init__(self, d_model: int, *, d_state: int | None = None, transition: str = "diagonal") -> None:
@@ -109,17 +96,12 @@ class LinearRNN(Mixer):
         self.skip = nn.Linear(d_model, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make A: they may want their own learning rate and no weight decay."""
         return set(self.recurrence.parameters())
 
     def why_not_exportable(self) -> str:
-        """A dense A goes through a tree."""
         return self.recurrence.why_not_exportable
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: LinearRNNState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], LinearRNNState]:
-        """Run the recurrence, then the non-linearity above it."""
+    def mix(self, x: Tensor, state: LinearRNNState, mask: None) -> tuple[Tensor, LinearRNNState]:
         b = at_least_float32(functional.linear(x, self.input_weights))
         h = self.recurrence(b, state.h)
         z = self.output_projection(h.to(x.dtype)) + self.skip(x)

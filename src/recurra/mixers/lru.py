@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least, require_positive
@@ -17,7 +17,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class LRUState(NamedTuple):
-    """The modes, complex64 whatever the precision of the input (complex128 in a float64 layer)."""
+    """The modes."""
 
     h: Complex[Tensor, "B N"]
 
@@ -27,21 +27,14 @@ class LRU(Mixer):
     """y_t = Re(C h_t) + skip x_t,  h_t = a h_{t-1} + gamma B x_t,  a = exp(-exp(nu) + i exp(theta)).
 
     At the start a is uniform on the ring between the radii `r_min` and `r_max`, up to the phase `max_phase`, and
-    gamma = sqrt(1 - |a|^2), which gives every mode the variance of its input. gamma is learned as its logarithm, as
-    published. B and C are dense and complex: real and imaginary parts are drawn from N(0, 1 / (2 d_model)) and
-    N(0, 1 / d_state), the skip from N(0, 1). Modes do not come in pairs: all are kept, the real part is taken once.
-
-    Decided: the layer is the recurrence alone. The position-wise network on top of it in the published block is the
-    feed-forward network of `recurra.models.language_model.Block`.
+    gamma = sqrt(1 - |a|^2), learned as its logarithm. B and C are dense and complex: real and imaginary parts are drawn
+    from N(0, 1 / (2 d_model)) and N(0, 1 / d_state), the skip from N(0, 1). Modes do not come in pairs. The layer is
+    the recurrence alone; the published block's network on top is that of `recurra.models.language_model.Block`.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes; `d_model` if None.
         r_min, r_max: |a| at the start, 0 <= r_min < r_max <= 1.
         max_phase: the largest phase at the start, in radians.
-
-    Raises:
-        ValueError: a size or the ring is out of range.
     """
 
     skips_padding = True
@@ -73,7 +66,6 @@ class LRU(Mixer):
         self.skip = nn.Parameter(torch.randn(d_model))
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a: they may want their own learning rate and no weight decay."""
         return {self.nu, self.theta}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B L N"]]:
@@ -85,10 +77,7 @@ class LRU(Mixer):
         nu, theta = at_least_float32(self.nu), at_least_float32(self.theta)
         return torch.exp(torch.complex(-torch.exp(nu.clamp(max=80.0)), torch.exp(theta)))  # beyond: infinity times 0
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: LRUState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], LRUState]:
-        """Run one set of modes over all channels."""
+    def mix(self, x: Tensor, state: LRUState, mask: Tensor | None) -> tuple[Tensor, LRUState]:
         a = self.eigenvalues()
         gamma = torch.exp(at_least_float32(self.log_gamma))[:, None]
         b = gamma * torch.view_as_complex(at_least_float32(self.input_weights))

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,17 +14,14 @@ from recurra.checks import require, require_at_least
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.selective_scan.operator import selective_scan
 
 
 class MambaState(NamedTuple):
-    """The modes of every channel and the last inputs of the convolution, the oldest first.
-
-    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
-    """
+    """The modes of every channel and the last inputs of the convolution, the oldest first."""
 
     h: Float[Tensor, "B d_state d_inner"]
     inputs: Float[Tensor, "B K_1 d_inner"]
@@ -36,20 +33,17 @@ class Mamba(Mixer):
 
         h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t u_t,  SSM(u)_t = C_t h_t
 
-    Every channel of u has `d_state` modes of its own, with A = -exp(log_decay). The input chooses the rest: B_t and C_t
-    are projections of u_t that all channels share, and Delta_t = softplus(W_2 W_1 u_t + step_bias) is a step size a
-    channel, through a bottleneck of `dt_rank` (Algorithm 2). A is discretised by zero-order hold and B by Euler's rule,
-    Delta B, as in the published code; section 2 of the paper prints zero-order hold for both.
+    Every channel of u has `d_state` modes, with A = -exp(log_decay). B_t and C_t are projections of u_t that all
+    channels share, and Delta_t = softplus(W_2 W_1 u_t + step_bias) is a step size a channel, through a bottleneck of
+    `dt_rank` (Algorithm 2). A is discretised by zero-order hold and B by Euler's rule, as in the published code.
 
     The start is published: A = -1, -2, ..., -N in every channel (S4D-Real), skip = 1, step sizes at u = 0 log-uniform
-    from min_step to max_step, and W_2 uniform within dt_rank^-1/2. The published code also raises steps below 0.0001 to
-    that, which these ranges do not need.
+    from min_step to max_step, and W_2 uniform within dt_rank^-1/2.
 
-    Decided: the bias of Delta is a parameter of its own, added in float32, because bfloat16 would round the argument of
-    softplus, and with it small step sizes, by up to 2 %. Padding has a step size of 0, which is a transition of 1.
+    Decided: the bias of Delta is added in float32, because bfloat16 would round small step sizes by up to 2 %. Padding
+    has a step size of 0, which is a transition of 1.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes a channel (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.
@@ -58,9 +52,6 @@ class Mamba(Mixer):
             2410.05355); none, as in the paper, if None.
         selection_scales: whether these norms have learned scales, as in Jamba (arXiv 2403.19887, section 6.4).
         min_step, max_step: the range of step sizes at the start.
-
-    Raises:
-        ValueError: a size or a step size is out of range, or scales are asked for without norms.
     """
 
     skips_padding = True
@@ -85,8 +76,8 @@ class Mamba(Mixer):
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, dt_rank=rank)
         require_at_least(2, d_conv=d_conv)
         d_inner = expand * d_model
-        carried = {"h": StateSpec((d_state, d_inner)), "inputs": StateSpec((d_conv - 1, d_inner))}
-        super().__init__(d_model, MambaState, **carried)
+        specs = {"h": StateSpec((d_state, d_inner)), "inputs": StateSpec((d_conv - 1, d_inner))}
+        super().__init__(d_model, MambaState, **specs)
         self.d_state, self.dt_rank = d_state, rank
         self.input_projection = nn.Linear(d_model, 2 * d_inner, bias=False)  # W_x and W_z
         self.convolution = ShortConvolution(d_inner, d_conv)
@@ -107,7 +98,6 @@ class Mamba(Mixer):
         nn.init.uniform_(self.step_projection.weight, -bound, bound)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The eigenvalues and the bias of the step sizes: they may want their own learning rate and no weight decay."""
         return {self.log_decay, self.step_bias}
 
     def transition(
@@ -120,15 +110,12 @@ class Mamba(Mixer):
         magnitude = torch.exp(step[..., None] * self._eigenvalues()).flatten(2)
         return magnitude, torch.zeros_like(magnitude)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: MambaState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], MambaState]:
-        """Convolve, run every channel's modes, and gate."""
+    def mix(self, x: Tensor, state: MambaState, mask: Tensor | None) -> tuple[Tensor, MambaState]:
         u, z = self.input_projection(x).chunk(2, -1)
         u, inputs = self._convolved(u, state.inputs, mask)
         step, b, c = self._selected(u)
         u = at_least_float32(u)
-        y, h = selective_scan(u, blank(step, mask), self._eigenvalues(), b, c, state.h)
+        y, h = selective_scan(u, mask_fill(step, mask, 0), self._eigenvalues(), b, c, state.h)
         y = (y + at_least_float32(self.skip) * u) * functional.silu(at_least_float32(z))
         return self.output_projection(y.to(x.dtype)), MambaState(h, inputs)
 

@@ -5,7 +5,7 @@ Through Structured State Space Duality", arXiv 2405.21060, sections 6 and 7).
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,7 +13,7 @@ from recurra.checks import require, require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -22,10 +22,7 @@ _PUBLISHED_HEAD = 64  # channels
 
 
 class Mamba2State(NamedTuple):
-    """The states of the heads and the last inputs of the convolution (those of u, B and C), the oldest first.
-
-    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
-    """
+    """The states of the heads and the last inputs of the convolution (those of u, B and C), the oldest first."""
 
     h: Float[Tensor, "B H d_state d_head"]
     inputs: Float[Tensor, "B K_1 channels"]
@@ -42,24 +39,17 @@ class Mamba2(Mixer):
     is one step size a head. The heads of a group share B and C. The norm divides by the root mean square of each
     group's channels of u, after the gate.
 
-    The start is that of the published code: -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from
-    min_step to max_step.
-
-    Decided: `n_heads` instead of a size of the heads, as in our other layers. Padding has a step size of 0, which is a
-    transition of 1. The bias of Delta is added in float32.
+    The start is published: -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
+    Decided: `n_heads` instead of a size of the heads; padding has a step size of 0, which is a transition of 1; the
+    bias of Delta is added in float32.
 
     Args:
-        d_model: channels of x and y.
         d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.
         n_heads: heads; if None as many as have the published 64 channels, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         min_step, max_step: the range of step sizes at the start.
-
-    Raises:
-        ValueError: a size or a step size is out of range; the heads do not divide the channels, or the groups the
-            heads.
     """
 
     skips_padding = True
@@ -97,7 +87,6 @@ class Mamba2(Mixer):
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The eigenvalues and the bias of the step sizes: they may want their own learning rate and no weight decay."""
         return {self.log_decay, self.step_bias}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
@@ -105,10 +94,7 @@ class Mamba2(Mixer):
         magnitude = torch.exp(self._step_sizes(self._projected(x)[2], None) * self._eigenvalues())
         return magnitude, torch.zeros_like(magnitude)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: Mamba2State, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], Mamba2State]:
-        """Convolve, run the heads in the mode that suits their size, gate and normalise."""
+    def mix(self, x: Tensor, state: Mamba2State, mask: Tensor | None) -> tuple[Tensor, Mamba2State]:
         z, convolved, step = self._projected(x)
         convolved, inputs = self.convolution(convolved, state.inputs, mask)
         u, b, c = at_least_float32(functional.silu(convolved)).split(self._parts, -1)
@@ -127,7 +113,7 @@ class Mamba2(Mixer):
         return self.input_projection(x).split(self._projections, -1)
 
     def _step_sizes(self, step: Tensor, mask: Tensor | None) -> Float[Tensor, "B L H"]:
-        return blank(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask)
+        return mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
 
     def _eigenvalues(self) -> Float[Tensor, " H"]:
         return -torch.exp(at_least_float32(self.log_decay))

@@ -14,7 +14,7 @@ from recurra.checks import require, require_at_least, require_choice, require_he
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
 from recurra.layers.turned import turn, turned
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -26,9 +26,7 @@ _LEAST_DECAY = 1e-4
 class Mamba3State(NamedTuple):
     """The states of the heads, as the newest step sees them, and B and u of that step, which the next one reads too.
 
-    No angle is kept, so nothing grows with the stream. All are float32 whatever the precision of the layer's inputs
-    (float64 in a float64 layer).
-    """
+    No angle is kept, so nothing grows with the stream."""
 
     h: Float[Tensor, "B H d_state d_head"]
     b: Float[Tensor, "B H d_state"]
@@ -46,29 +44,23 @@ class Mamba3(Mixer):
     the two ends of a step (1 is Mamba-2's rule, 1/2 the trapezoidal one), which does the work of a short convolution:
     there is none.
 
-    Published, with the details from the authors' code: Delta = softplus(. + step_bias) and A = -softplus(.), at most
-    -0.0001, one a head; lambda = sigmoid(.), one a head; theta shared by the heads. B and C are normalised by their
-    root mean square, shared by the heads of a group, and then get a bias of each head, which starts at 1. The skip
-    starts at 1, step sizes at 0 log-uniform from min_step to max_step. This is the form with a single input and output
-    (SISO), without a norm before W_o.
+    Published, with details from the authors' code: Delta = softplus(. + step_bias), A = -softplus(.), at most -0.0001,
+    and lambda = sigmoid(.), one a head; theta shared by the heads. B and C are normalised by their root mean square,
+    shared by the heads of a group, and get a bias of each head, which starts at 1. The skip starts at 1, step sizes at
+    0 log-uniform from min_step to max_step. This is the SISO form, without a norm before W_o.
 
-    Decided: a call rotates B and C by their angles relative to its last step, and the state that enters by all angles
-    of the call, so that products stay real and no angle is kept (the published code keeps their sum). The sum is taken
-    in float64. B_t^T u_t, which counts in step t and again in the next one, is written once with both weights, and what
-    it adds too early to step t is taken off. Padding has a step size of 0: it neither decays, turns nor writes.
+    Decided: a call rotates B and C relative to its last step, and the state that enters by all angles of the call, so
+    that products stay real and no angle is kept. The angles are summed in float64. B_t^T u_t, which counts in step t
+    and again in the next one, is written once with both weights, and what it adds too early to step t is taken off.
+    Padding has a step size of 0.
 
     Args:
-        d_model: channels of x and y.
         d_state: rows of a head's state, the channels of B and C in a group.
         expand: channels of u are `expand * d_model`.
         n_heads: heads; if None as many as have the published 64 channels, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         rope_fraction: the share of the rows that turn, 0.5 or 1.
         min_step, max_step: the range of step sizes at the start.
-
-    Raises:
-        ValueError: a size or a step size is out of range; the heads do not divide the channels, the groups the heads,
-            or the rows that turn are no pairs.
     """
 
     skips_padding = True
@@ -108,7 +100,6 @@ class Mamba3(Mixer):
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The bias of the step sizes: it may want its own learning rate."""
         return {self.step_bias}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
@@ -118,10 +109,7 @@ class Mamba3(Mixer):
         angles = self._angles(step, theta)
         return magnitude.expand(angles.shape).flatten(2), -angles.flatten(2)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: Mamba3State, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], Mamba3State]:
-        """Run the heads over B and C that are rotated relative to the last step, in the mode that suits their size."""
+    def mix(self, x: Tensor, state: Mamba3State, mask: Tensor | None) -> tuple[Tensor, Mamba3State]:
         z, u, b, c, step, decay, weight, theta = self._projected(x)
         u = at_least_float32(u).unflatten(-1, (self.n_heads, -1))
         b, c = self._selected(b, self.b_norm, self.b_bias), self._selected(c, self.c_norm, self.c_bias)
@@ -134,7 +122,7 @@ class Mamba3(Mixer):
         later = later[:, 1:]
         b_turned, c_turned, dots = turned(b, c, angles, now + later)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(c_turned, blank(b_turned, mask), u, transition, state=h0)
+            y, h = gate_loop(c_turned, mask_fill(b_turned, mask, 0), u, transition, state=h0)
         y = y + (at_least_float32(self.skip)[:, None] - later * dots) * u
         y = y.flatten(-2) * functional.silu(at_least_float32(z))
         last = Mamba3State(h, _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
@@ -150,7 +138,7 @@ class Mamba3(Mixer):
 
     def _timed(self, step: Tensor, decay: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Delta and exp(Delta A), (B, L, H, 1)."""
-        step = blank(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask)
+        step = mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
         eigenvalue = -functional.softplus(at_least_float32(decay)).clamp(min=_LEAST_DECAY)
         return step[..., None], torch.exp(step * eigenvalue)[..., None]
 

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -15,18 +15,14 @@ from recurra.state import last_step
 
 
 class MinGRUState(NamedTuple):
-    """The last hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The last hidden state."""
 
     h: Float[Tensor, "B D"]
 
 
 @register_mixer("min-gru")
 class MinGRU(Mixer):
-    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t.
-
-    Args:
-        d_model: channels of x, y and the hidden state.
-    """
+    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t."""
 
     skips_padding = True
     is_linear_recurrence = True
@@ -35,12 +31,9 @@ class MinGRU(Mixer):
         super().__init__(d_model, MinGRUState, h=StateSpec((d_model,)))
         self.gate_and_candidate = nn.Linear(d_model, 2 * d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: MinGRUState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], MinGRUState]:
-        """Run the recurrence by a parallel scan."""
+    def mix(self, x: Tensor, state: MinGRUState, mask: Tensor | None) -> tuple[Tensor, MinGRUState]:
         gate, candidate = at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)
-        z = blank(torch.sigmoid(gate), mask)
+        z = mask_fill(torch.sigmoid(gate), mask, 0)
         a, b = 1 - z, z * candidate
 
         def run(h0: Tensor) -> tuple[Tensor, Tensor]:

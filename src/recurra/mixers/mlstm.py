@@ -5,13 +5,13 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -23,7 +23,7 @@ _NEVER = -1e30  # an input gate at padding; finite, so that no difference is NaN
 
 
 class MLSTMState(NamedTuple):
-    """The memory and its stabiliser, in float32 (float64 in a float64 layer)."""
+    """The memory and its stabiliser."""
 
     h: Float[Tensor, "B H d_k columns"]
     """exp(-m) C: the memory C of d_k x d_v and, as the last column, the normaliser n, both scaled by the stabiliser."""
@@ -38,26 +38,21 @@ class MLSTM(Mixer):
         C_t = f_t C_{t-1} + i_t k_t^T v_t,  n_t = f_t n_{t-1} + i_t k_t,  f_t = sigmoid(.),  i_t = exp(.)
 
     q, k, v = projections of x, q divided by sqrt(d_k). The gates are one number a head, and their pre-activations are
-    capped: 15 tanh(. / 15). Exponential gates make large numbers, so the state has C exp(-m) and n exp(-m) with a
-    stabiliser m_t = max(log f_t + m_{t-1}, log i_t), as published. h_t does not depend on it, but for the published
-    code's epsilon: 1e-6 is added to the maximum after scaling.
+    capped: 15 tanh(. / 15). The state has C exp(-m) and n exp(-m), where n is one more column of C, with a stabiliser
+    m_t = max(log f_t + m_{t-1}, log i_t), as published; h_t does not depend on it, but for the published epsilon.
 
-    With F_t = log f_1 + ... + log f_t, m_t = F_t + max(m_0, log i_s - F_s for s <= t). So all m_t are known before the
-    recurrence, which is then GateLoop's, with a transition exp(log f_t + m_{t-1} - m_t) in [0, 1] for each head. n is
-    one more column of C. No gradient flows through m_t: it is a unit of measurement, and cancels in the formula.
+    With F_t = log f_1 + ... + log f_t, m_t = F_t + max(m_0, log i_s - F_s for s <= t): all m_t are known before the
+    recurrence, which is then GateLoop's, with a transition exp(log f_t + m_{t-1} - m_t) in [0, 1] for each head. No
+    gradient flows through m_t: it cancels.
 
-    Decided: of the published blocks this is the one of the 7B model, without convolution, skip and up-projection. Its
-    weights and its start are that model's: the gates ignore x at first, with biases of -10 (input gates) and 3 to 6
-    (forget gates). The norm is a layer norm of each head with a scale for each channel.
+    Decided: of the published blocks this is that of the 7B model, without convolution, skip and up-projection, and with
+    its start: the gates ignore x, with biases of -10 (input gates) and 3 to 6 (forget gates). The norm is a layer norm
+    of each head with a scale for each channel.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; half of `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
-
-    Raises:
-        ValueError: the heads do not divide the channels, or a head has only one channel of values.
     """
 
     skips_padding = True
@@ -81,14 +76,11 @@ class MLSTM(Mixer):
         nn.init.zeros_(self.gates.weight)
         self.gates.bias.copy_(torch.cat([torch.full((self.n_heads,), -10.0), torch.linspace(3.0, 6.0, self.n_heads)]))
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: MLSTMState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], MLSTMState]:
-        """Compute the stabilisers, then the recurrence."""
+    def mix(self, x: Tensor, state: MLSTMState, mask: Tensor | None) -> tuple[Tensor, MLSTMState]:
         *qkv, o = self.qkvo(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
         log_i, forget = (_CAP * torch.tanh(at_least_float32(self.gates(x)) / _CAP)).chunk(2, -1)
-        log_f = blank(functional.logsigmoid(forget), mask)
+        log_f = mask_fill(functional.logsigmoid(forget), mask, 0)
         if mask is not None:
             log_i = log_i.masked_fill(~mask[..., None], _NEVER)
         m = stabilisers(log_f.detach().cumsum(1), log_i.detach(), state.m.detach())

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,7 +17,7 @@ from recurra.ops.gate_loop.operator import gate_loop
 
 
 class PerformerState(NamedTuple):
-    """h_n,r = sum_{m<=n} exp(e_m,r - peak_n,r) [v_m, 1], in float32 (float64 in a float64 layer).
+    """h_n,r = sum_{m<=n} exp(e_m,r - peak_n,r) [v_m, 1].
 
     e_m,r is the exponent of feature r of the key k_m, and peak_n,r = max_{m<=n} e_m,r, or 0 before the first step. The
     last column of h is the normaliser.
@@ -33,25 +33,18 @@ class Performer(Mixer):
 
         phi(x)_r = exp(w_r x' - |x'|^2 / 2) / sqrt(n_features),  x' = x / d_head^(1/4)  (Lemma 1)
 
-    and q, k, v = linear projections of x. phi(q) . phi(k) is an unbiased estimate of exp(q . k / sqrt(d_head)), the
-    weight of softmax attention. The w_r have the lengths of Gaussian vectors, and within blocks of d_head they are
-    orthogonal (section 2.4), which lowers the variance. They are drawn once, for all heads, and saved with the weights.
-    The published training draws them anew from time to time; we do not, because the state would lose its meaning.
+    and q, k, v = linear projections of x. phi(q) . phi(k) is an unbiased estimate of exp(q . k / sqrt(d_head)). The w_r
+    have the lengths of Gaussian vectors, and within blocks of d_head they are orthogonal (section 2.4). They are drawn
+    once, for all heads, and saved with the weights.
 
-    Features are exponentials and can overflow. The published code divides by the largest key feature of the whole
-    sequence, so that a step would know its future. Here every feature has a running maximum of its exponents, which is
-    part of the state: when it rises, the sums are scaled down. What enters the sums is never above 1, the normaliser
-    is never below 1, and no epsilon is needed. The factor cancels, so the result and its gradient are exactly those
-    of the formula, and the maximum counts as a constant: no gradient flows through it. A query's
-    factor exp(-|q'|^2 / 2) cancels as well, and is never computed.
+    Features are exponentials and can overflow. The published code divides by the largest key feature of the sequence,
+    so that a step would know its future. Here every feature has a running maximum of its exponents in the state: when
+    it rises, the sums are scaled down. What enters the sums is at most 1 and the normaliser at least 1, so no epsilon
+    is needed. The factor cancels and counts as a constant. A query's factor exp(-|q'|^2 / 2) cancels too.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads; they divide d_model.
         n_features: features per head; d_head ln d_head, as published, if None.
-
-    Raises:
-        ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
     skips_padding = True
@@ -62,17 +55,14 @@ class Performer(Mixer):
         d_head = d_model // n_heads
         n_features = max(1, round(d_head * math.log(d_head))) if n_features is None else n_features
         require_at_least(1, n_features=n_features)
-        carried = StateSpec((n_heads, n_features, d_head + 1))
-        super().__init__(d_model, PerformerState, h=carried, peak=StateSpec((n_heads, n_features)))
+        h = StateSpec((n_heads, n_features, d_head + 1))
+        super().__init__(d_model, PerformerState, h=h, peak=StateSpec((n_heads, n_features)))
         self.n_heads, self.d_head = n_heads, d_head
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.register_buffer("features", _orthogonal_features(n_features, d_head))
         self.output_projection = nn.Linear(d_model, d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: PerformerState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], PerformerState]:
-        """Sum along time, relative to the running maxima."""
+    def mix(self, x: Tensor, state: PerformerState, mask: Tensor | None) -> tuple[Tensor, PerformerState]:
         q, k, v = (at_least_float32(p).unflatten(-1, (self.n_heads, -1)) for p in self.qkv(x).chunk(3, -1))
         with torch.autocast(x.device.type, enabled=False):  # exponents in bfloat16 would be off by whole factors
             start = torch.where(state.h[..., -1] > 0, state.peak, LOWEST).detach()

@@ -17,7 +17,7 @@ _SELF = -1e5  # what a step's score with itself loses, as in the published code;
 
 
 class ReformerState(NamedTuple):
-    """The last p steps, p at most window - 1, in float32 (float64 in a float64 layer).
+    """The last p steps, p at most window - 1.
 
     queries: the queries, which are also the keys before they are normalised.
     values: the values.
@@ -37,28 +37,17 @@ class Reformer(Mixer):
     argmax([R q; -R q]), where R are random rotations, drawn once for every head and saved with the weights (the
     published training draws them anew in every step). A step sees itself only if no other step shares a bucket with it.
 
-    Rounds are combined as published: each is a softmax, they are weighted by their sums of exponentials, and a step
-    that n meets in several rounds counts once (the term log N_n,m of the paper's appendix A). That is one softmax over
-    the steps that share a bucket with n in any round, and so we compute it.
-
-    It differs from the published layer in the steps that meet. The published one sorts a whole sequence by buckets,
-    cuts it into chunks, and attends within a chunk and the one before, whatever buckets they hold. Which steps meet
-    then depends on the length of the sequence and on later steps, so that a stream could not be cut. Here n meets every
-    step of its buckets within the last `window` steps: this is what sorting approximates, it is exact, and its state is
-    bounded. The price is that scores of a window are formed and masked, in time proportional to L * window.
-
-    Sequences of different lengths run in pieces.
+    Rounds are combined as published (appendix A), which is one softmax over the steps that share a bucket with n in any
+    round. Another set of steps meets: the published layer sorts a whole sequence by buckets and attends within chunks,
+    so that which steps meet depends on later ones. Here n meets every step of its buckets within the last `window`
+    steps: what sorting approximates, in time proportional to L * window.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads; they divide d_model.
         window: number of steps that a step attends to, itself included.
         n_buckets: buckets of a round, an even number.
         n_rounds: rounds of hashing.
         dropout: probability of dropping an attention weight.
-
-    Raises:
-        ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
     rotations: Tensor
@@ -88,10 +77,7 @@ class Reformer(Mixer):
         self.register_buffer("rotations", torch.randn(n_heads, d_head, n_rounds, n_buckets // 2))
         self.output_projection = nn.Linear(d_model, d_model, bias=False)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: ReformerState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], ReformerState]:
-        """Attend to the steps of the state and of x, window by window."""
+    def mix(self, x: Tensor, state: ReformerState, mask: None) -> tuple[Tensor, ReformerState]:
         projected = self.queries(x), self.values(x)
         queries, values = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in projected)
         known = after(state, ReformerState(queries, values, self._buckets(queries)))
@@ -116,7 +102,6 @@ class Reformer(Mixer):
         return self.output_projection(y), still_seen(known, self.window)
 
     def why_not_exportable(self) -> str:
-        """It keeps a window of steps."""
         return "reformer keeps the last steps themselves, and their number grows up to its window"
 
     @torch.no_grad()

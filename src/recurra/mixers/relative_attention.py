@@ -1,7 +1,7 @@
 """Relative attention with a memory of hidden states (Transformer-XL, arXiv 1901.02860, section 3)."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -50,12 +50,7 @@ class RelativeAttention(Mixer):
         same_length: every step sees the same number of steps.
         clamp_len: larger distances are encoded as this one; None for no limit.
         dropout: probability of dropping an attention weight.
-
-    Raises:
-        ValueError: a size or a length is out of range, or the heads do not divide the channels.
     """
-
-    state_class: ClassVar[type[Any]] = RelativeAttentionState
 
     def __init__(
         self,
@@ -75,7 +70,7 @@ class RelativeAttention(Mixer):
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
         channels = n_heads * d_head
-        super().__init__(d_model, self.state_class, **self._carried(d_model, channels, window))
+        super().__init__(d_model, RelativeAttentionState, **_specs(d_model, channels, window))
         self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
@@ -85,21 +80,12 @@ class RelativeAttention(Mixer):
         self.output_projection = nn.Linear(channels, d_model, bias=False)
 
     def mix(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: RelativeAttentionState,
-        mask: None,
-        *,
-        encoding: Float[Tensor, "n d_model"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], RelativeAttentionState]:
+        self, x: Tensor, state: RelativeAttentionState, mask: None, *, encoding: Tensor | None = None
+    ) -> tuple[Tensor, RelativeAttentionState]:
         """Attend segment by segment.
 
-        Args:
-            x: any number of steps, within a segment or over several.
-            state: what the steps before left.
-            mask: None.
-            encoding: `self.encode(x, state)`, where several layers of the same window share one; not for sequences of
-                different lengths, which have no distances in common.
+        `encoding` is `self.encode(x, state)`, where several layers of the same window share one; not for sequences of
+        different lengths, which have no distances in common.
         """
         return self._by_segments(x, state, self.encode(x, state) if encoding is None else encoding)
 
@@ -115,10 +101,9 @@ class RelativeAttention(Mixer):
     def with_window(self, window: AttentionWindow) -> None:
         """Change the lengths of the window; states of the old one do not fit the new."""
         self.window = window
-        self.state_layout = self.state_class(**self._carried(self.d_model, self.n_heads * self.d_head, window))
+        self.state_layout = RelativeAttentionState(**_specs(self.d_model, self.n_heads * self.d_head, window))
 
     def why_not_exportable(self) -> str:
-        """It keeps a segment of steps."""
         return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"
 
     def encode(self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState) -> Float[Tensor, "n d_model"]:
@@ -178,7 +163,7 @@ class RelativeAttention(Mixer):
 
     def _next(self, x: Tensor, state: RelativeAttentionState, keys_values: Tensor) -> RelativeAttentionState:
         """The state after x, which is at most the rest of the open segment."""
-        dtype = _at_least_float32(x.dtype)
+        dtype = torch.promote_types(x.dtype, torch.float32)
         newest = x.detach()[:, max(0, x.shape[1] - self.window.mem_len) :].to(dtype)
         kept = min(state.memory.shape[1], self.window.mem_len - newest.shape[1])
         memory = torch.cat([state.memory.detach()[:, state.memory.shape[1] - kept :], newest], 1)
@@ -193,27 +178,6 @@ class RelativeAttention(Mixer):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
 
-    @staticmethod
-    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
-        return {
-            "memory": StateSpec((Dim("m", window.mem_len), d_model)),
-            "context": StateSpec((Dim("c", window.mem_len), 2 * channels)),
-            "segment": StateSpec((Dim("p", window.segment_length - 1), 2 * channels)),
-        }
-
-
-class PreNormAttentionState(NamedTuple):
-    """As `RelativeAttentionState`, with the memory before its norm, as the published code keeps it.
-
-    Keys and values of the open segment are apart: states of earlier versions, whose memory was normalised, have another
-    number of tensors and are refused.
-    """
-
-    memory: Float[Tensor, "B m d_model"]
-    context: Float[Tensor, "B c 2*H*d_head"]
-    segment_keys: Float[Tensor, "B p H*d_head"]
-    segment_values: Float[Tensor, "B p H*d_head"]
-
 
 class PreNormRelativeAttention(RelativeAttention):
     """Relative attention over norm(x) and norm(memory), as the published code's `pre_lnorm` has it.
@@ -222,39 +186,15 @@ class PreNormRelativeAttention(RelativeAttention):
     the norm's weights get theirs from it. The options are those of `RelativeAttention`.
     """
 
-    state_class = PreNormAttentionState
-
     def mix(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: PreNormAttentionState,
-        mask: None,
-        *,
-        norm: nn.Module,
-        encoding: Float[Tensor, "n d_model"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], PreNormAttentionState]:
-        """Attend segment by segment, with the norm that belongs to the block."""
-        inner = _joined(state)
-        y, inner = self._by_segments(x, inner, self.encode(x, inner) if encoding is None else encoding, norm)
-        return y, PreNormAttentionState(inner.memory, inner.context, *inner.segment.chunk(2, -1))
-
-    def encode(
-        self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState | PreNormAttentionState
-    ) -> Float[Tensor, "n d_model"]:
-        """Encode the distances that a call meets, as `RelativeAttention.encode`."""
-        return super().encode(x, _joined(state) if isinstance(state, PreNormAttentionState) else state)
-
-    @staticmethod
-    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
-        own = StateSpec((Dim("p", window.segment_length - 1), channels))
-        carried = RelativeAttention._carried(d_model, channels, window)
-        return {**{name: carried[name] for name in ("memory", "context")}, "segment_keys": own, "segment_values": own}
+        self, x: Tensor, state: RelativeAttentionState, mask: None, *, norm: nn.Module, encoding: Tensor | None = None
+    ) -> tuple[Tensor, RelativeAttentionState]:
+        return self._by_segments(x, state, self.encode(x, state) if encoding is None else encoding, norm)
 
 
-def _joined(state: PreNormAttentionState) -> RelativeAttentionState:
-    segment = torch.cat([state.segment_keys, state.segment_values], -1)
-    return RelativeAttentionState(state.memory, state.context, segment)
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _specs(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
+    return {
+        "memory": StateSpec((Dim("m", window.mem_len), d_model)),
+        "context": StateSpec((Dim("c", window.mem_len), 2 * channels)),
+        "segment": StateSpec((Dim("p", window.segment_length - 1), 2 * channels)),
+    }

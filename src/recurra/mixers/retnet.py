@@ -3,14 +3,14 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.layers.positions import phases, rotate
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -19,9 +19,7 @@ from recurra.ops.gate_loop.operator import gate_loop
 class RetentionState(NamedTuple):
     """h_n = sum_{m<=n} gamma^(n-m) rotate(k_m, (m - n) theta)^T v_m: keys are turned as the newest step n sees them.
 
-    No position is kept, so nothing grows with the stream. float32 whatever the precision of the layer's inputs
-    (float64 in a float64 layer).
-    """
+    No position is kept, so nothing grows with the stream."""
 
     h: Float[Tensor, "B H d_k d_v"]
 
@@ -33,25 +31,17 @@ class Retention(Mixer):
     gamma_h = 1 - 2^(-5-h) in head h = 0, 1, ...; theta are the fixed phases of xPos (GateLoop section 2.2). q, k,
     v = projections of x, k divided by sqrt(d_k). The norm is a group norm of each step, one group a head.
 
-    The modulus of a is one number a head: it alone is the transition of the recurrence, and real. The phase goes into q
-    and k, which are rotated by their positions relative to the last step of the call; between two calls the state is
-    rotated. So the recurrence equals one with a complex transition per key channel, and its matrix products stay real.
+    The modulus of a alone is the transition of the recurrence, one real number a head. The phase goes into q and k,
+    which are rotated relative to the last step of the call; between two calls the state is rotated.
 
-    The paper normalises the scores three times, to keep numbers small in half precision. We keep the first factor,
-    1 / sqrt(d_k). The other two divide a head's output at a step by one positive number: the square root of the sum of
-    its decays, or the sum of its scores if that is above 1. The group norm cancels such a factor, up to its epsilon,
-    and sums here are in float32, so we omit both: they would need a running sum in the state. The group norm has no
-    scale and shift, and the projections have no biases, as in the published code.
+    Of the paper's three normalisations of the scores we keep 1 / sqrt(d_k). The other two divide a head's output at a
+    step by one positive number, which the group norm cancels up to its epsilon. The group norm has no scale and shift,
+    and the projections have no biases, as in the published code.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; `d_model` if None.
         d_v: channels of the values over all heads; twice `d_model`, as published, if None.
         n_heads: heads; published models have d_qk / 256. More than 19 are no use: in float32 their gamma is 1.
-
-    Raises:
-        ValueError: the heads do not divide the channels, a head has an odd number of key channels or only one for
-            values.
     """
 
     skips_padding = True
@@ -67,18 +57,15 @@ class Retention(Mixer):
         self.qkvg = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: RetentionState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], RetentionState]:
-        """Run the recurrence over queries and keys that are rotated relative to the last step of x."""
+    def mix(self, x: Tensor, state: RetentionState, mask: Tensor | None) -> tuple[Tensor, RetentionState]:
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
         positions, n_steps = self._positions(x, mask)
         angles = phases(positions, self.d_k)[..., None, :]
-        k = blank(rotate(k * self.d_k**-0.5, angles), mask)
+        k = mask_fill(rotate(k * self.d_k**-0.5, angles), mask, 0)
         h = self._turned_on(state.h, n_steps)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(rotate(q, angles), k, v, keep(self._decay(v), mask), state=h)
+            y, h = gate_loop(rotate(q, angles), k, v, mask_fill(self._decay(v), mask, 1), state=h)
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
         y = (y.flatten(-2) * functional.silu(gate)).to(x.dtype)
         return self.output_projection(y), RetentionState(h)

@@ -13,7 +13,7 @@ from recurra.checks import require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.feed_forward import BlockDiagonalLinear
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -24,7 +24,7 @@ _BLOCK = 256  # channels of a gate's block in the published RecurrentGemma
 
 
 class RGLRUState(NamedTuple):
-    """All in float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The hidden state, the convolution, and whether the stream has begun."""
 
     h: Float[Tensor, "B D"]
     convolution: Float[Tensor, "B K_1 D"]
@@ -43,20 +43,15 @@ class RGLRU(Mixer):
     the input gives h the variance of u whatever a is. It is computed as -expm1(2 log a), which keeps its digits near
     a = 1; where a rounds to 1, its gradient is 0 and not infinite.
 
-    Decided: at the first step of a stream the factor is 1. The paper does not say so, but the published code and
-    weights do (RecurrentGemma): there is nothing to forget yet. A state of zeros cannot tell, so the state has a flag.
-    `decay` starts so that a_t at r_t = 1 is uniform between `r_min` and `r_max`, as the paper says (the published code
-    takes the eighth root). GELU is the published code's, with a tanh.
+    Decided: at the first step of a stream the factor is 1, as in the published code and weights; a state of zeros
+    cannot tell, so the state has a flag. `decay` starts so that a_t at r_t = 1 is uniform between `r_min` and `r_max`,
+    as the paper says. GELU is the published code's, with a tanh.
 
     Args:
-        d_model: channels of x and y.
         lru_width: channels of the recurrence; `d_model` if None.
         n_heads: blocks of the gates' projections; one for every 256 channels, as published, if None, and at least one.
         d_conv: steps that the convolution sees, its own included.
         r_min, r_max: a at the start where the recurrence gate is 1, 0 < r_min < r_max < 1.
-
-    Raises:
-        ValueError: a size or the range is out of range, or the heads do not divide the channels.
     """
 
     skips_padding = True
@@ -90,13 +85,9 @@ class RGLRU(Mixer):
         self.output_projection = nn.Linear(lru_width, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a: they may want their own learning rate and no weight decay."""
         return {self.decay, *self.recurrence_gate.parameters()}
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: RGLRUState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], RGLRUState]:
-        """Run the recurrence by a parallel scan."""
+    def mix(self, x: Tensor, state: RGLRUState, mask: Tensor | None) -> tuple[Tensor, RGLRUState]:
         gate = functional.gelu(self.gate(x), approximate="tanh")
         u, window = self.convolution(self.input_projection(x), state.convolution, mask)
         r, i = (torch.sigmoid(at_least_float32(part)) for part in (self.recurrence_gate(u), self.input_gate(u)))
@@ -105,7 +96,9 @@ class RGLRU(Mixer):
         factor = torch.sqrt(power.clamp(min=torch.finfo(power.dtype).tiny))
         first = _first_steps(state.started, x.shape[1], mask)[..., None]
         factor = first + (1 - first) * factor
-        h = linear_scan(keep(torch.exp(log_a), mask), blank(factor * i * at_least_float32(u), mask), state.h)
+        h = linear_scan(
+            mask_fill(torch.exp(log_a), mask, 1), mask_fill(factor * i * at_least_float32(u), mask, 0), state.h
+        )
         started = torch.ones_like(state.started)
         if mask is not None:
             started = torch.where(mask.any(1, keepdim=True), started, state.started)

@@ -11,7 +11,7 @@ from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence
 
 
 class RNNState(NamedTuple):
-    """The last hidden state, float32 whatever the precision of the inputs (float64 in a float64 cell)."""
+    """The last hidden state."""
 
     h: Float[Tensor, "B H"]
 
@@ -19,14 +19,10 @@ class RNNState(NamedTuple):
 class RNN(Mixer):
     """y_t = h_t = cell(x_t, h_{t-1}).
 
-    The products with x are one matrix product for all steps, and what the steps share (NCGRU's orthogonal matrix) is
-    made once per call; only the products with h run step by step. All arithmetic is the cell's.
+    The products with x are one matrix product for all steps; what the steps share is made once per call.
 
     Args:
         cell: `recurra.ops.cells.gru.GRUCell` or `recurra.ops.cells.ncgru.NCGRUCell`.
-
-    Raises:
-        TypeError: `cell` is something else, such as a torch.nn.GRUCell, whose reset gate acts after the product.
     """
 
     def __init__(self, cell: nn.Module) -> None:

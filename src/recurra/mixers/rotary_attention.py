@@ -17,10 +17,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class RotaryAttentionState(NamedTuple):
-    """Keys, not rotated, and values of the last p steps, p at most window - 1; all steps if there is no window.
-
-    float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
-    """
+    """Keys, not rotated, and values of the last p steps, p at most window - 1; all steps if there is no window."""
 
     keys: Float[Tensor, "B p G d_head"]
     values: Float[Tensor, "B p G d_head"]
@@ -30,12 +27,10 @@ class RotaryAttentionState(NamedTuple):
 class RotaryAttention(Mixer):
     """y_n = W_o sum_m softmax_m(q_n . R_(m-n) k_m / sqrt(d_head)) v_m, R_t a rotation of channel pairs by t theta_i.
 
-    m runs over the last `window` steps up to n, n included, however the stream is cut: the attention of today's
-    Transformers, to compare with and for hybrid stacks. Only differences of positions count, so that the state needs
-    none: each call numbers the steps that it sees from 0.
+    m runs over the last `window` steps up to n, however the stream is cut. Only differences of positions count, so each
+    call numbers the steps that it sees from 0.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads of the queries.
         n_kv_heads: heads of the keys and values, G, each shared by n_heads / G heads of queries; `n_heads` if None.
         d_head: channels of a head; d_model / n_heads if None.
@@ -46,9 +41,6 @@ class RotaryAttention(Mixer):
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
             stream: the state then grows with every step, and so does the time that a step takes.
         dropout: probability of dropping an attention weight.
-
-    Raises:
-        ValueError: a size is out of range.
     """
 
     def __init__(
@@ -82,10 +74,7 @@ class RotaryAttention(Mixer):
         self.qkv = nn.Linear(d_model, (n_heads + 2 * n_kv_heads) * d_head, bias=False)
         self.output_projection = nn.Linear(n_heads * d_head, d_model, bias=output_bias)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: RotaryAttentionState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], RotaryAttentionState]:
-        """Attend to the steps of the state and of x."""
+    def mix(self, x: Tensor, state: RotaryAttentionState, mask: None) -> tuple[Tensor, RotaryAttentionState]:
         queries, keys, values = self.project(x)
         known = after(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
         y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
@@ -103,7 +92,6 @@ class RotaryAttention(Mixer):
         return projected
 
     def why_not_exportable(self) -> str:
-        """It keeps a window of steps."""
         return f"{type(self).__name__} keeps the last steps themselves, and their number grows up to its window"
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:

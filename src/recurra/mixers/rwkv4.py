@@ -4,13 +4,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
 from recurra.layers.feed_forward import mixed, with_previous
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -21,7 +21,7 @@ _NEVER = -1e30  # log weight of a step that does not exist; finite, so that no d
 
 
 class RWKV4State(NamedTuple):
-    """All in float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The average and the last input."""
 
     a: Float[Tensor, "B D"]
     """exp(-m) times the sum of weighted values."""
@@ -44,23 +44,15 @@ class RWKV4(Mixer):
     (11)-(13)). w = exp(log_decay) > 0 is the decay of a channel, and the bonus u is what the step itself has above the
     others.
 
-    exp(k) can overflow, so the state has a exp(-m) and b exp(-m) with the stabiliser m_t = max(m_{t-1} - w, k_t), as
-    the appendix on the RNN cell has it. All m_t are known before the recurrence (as in the mLSTM), which is then two
-    linear scans with transitions exp(m_{t-1} - w - m_t) in [0, 1]. No gradient flows through m_t: it is a unit of
-    measurement, and cancels.
+    exp(k) can overflow, so the state has a exp(-m) and b exp(-m) with the stabiliser m_t = max(m_{t-1} - w, k_t). All
+    m_t are known before the recurrence, which is then two linear scans with transitions in [0, 1]. No gradient flows
+    through m_t: it cancels.
 
-    Channel mixing, the other half of a published block, is the mixer `rwkv4-channel-mixing`, because it has a token
-    shift and so a state.
-
-    Decided: the start of decays, bonus and mu is the published one of the first layer, as a mixer does not know its
-    depth.
+    Channel mixing, the other half of a published block, is the mixer `rwkv4-channel-mixing`. Decided: decays, bonus and
+    mu start as in the first published layer, as a mixer does not know its depth.
 
     Args:
-        d_model: channels of x and y.
         d_wkv: channels of the recurrence, D; `d_model` if None.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     skips_padding = True
@@ -79,13 +71,9 @@ class RWKV4(Mixer):
         self.output_projection = nn.Linear(d_wkv, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The decays and the bonus: they may want their own learning rate and no weight decay."""
         return {self.log_decay, self.bonus}
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: RWKV4State, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], RWKV4State]:
-        """Shift, project, and average along time."""
+    def mix(self, x: Tensor, state: RWKV4State, mask: Tensor | None) -> tuple[Tensor, RWKV4State]:
         now, previous, last = with_previous(x, state.x, mask)
         shares = ((self.key, self.mix_key), (self.value, self.mix_value), (self.receptance, self.mix_receptance))
         k, v, r = (at_least_float32(linear(mixed(now, previous, share).to(x.dtype))) for linear, share in shares)
@@ -102,14 +90,14 @@ class RWKV4(Mixer):
         n_steps = 1 - positions[:, :1]
         if mask is not None:
             n_steps = mask.sum(1, keepdim=True)
-            log_f, positions = blank(log_f.expand_as(k), mask), mask.cumsum(1) - n_steps
+            log_f, positions = mask_fill(log_f.expand_as(k), mask, 0), mask.cumsum(1) - n_steps
             k = k.masked_fill(~mask[..., None], _NEVER)
         started = (state.b.detach() * -_NEVER).clamp(max=1)  # 0 or 1, without a comparison: compiled steps have none
         start = started * state.m.detach() + (1 - started) * _NEVER
         constant = decay.detach()
         m = stabilisers(constant * positions[..., None], k.detach(), start + constant * n_steps)
         before = _shifted(start, m)
-        f, i = torch.exp(log_f + before - m), blank(torch.exp(k - m), mask)
+        f, i = torch.exp(log_f + before - m), mask_fill(torch.exp(k - m), mask, 0)
         a, b = linear_scan(f, i * v, state.a), linear_scan(f, i, state.b)
         own = at_least_float32(self.bonus) + k
         unit = torch.maximum(before, own.detach())

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
@@ -13,7 +13,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class RWKV4ChannelMixingState(NamedTuple):
-    """The last step's input, float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The last step's input."""
 
     x: Float[Tensor, "B d_model"]
 
@@ -22,18 +22,12 @@ class RWKV4ChannelMixingState(NamedTuple):
 class RWKV4ChannelMixing(Mixer):
     """y_t = sigmoid(r_t) * W_v max(k_t, 0)^2  (Peng et al. (18))
 
-    r and k are projections of mu * x_t + (1 - mu) * x_{t-1}, each with its own mu  (Peng et al. (14)-(15)). It carries
-    one step, so it is a mixer: a published block is two of ours, `rwkv4` and then this one, without feed-forward
-    networks (`d_channel_mixing` 0).
-
-    Decided: mu starts as in the first published layer.
+    r and k are projections of mu * x_t + (1 - mu) * x_{t-1}, each with its own mu, which starts as in the first
+    published layer  (Peng et al. (14)-(15)). A published block is `rwkv4` and then this mixer, with `d_channel_mixing`
+    0.
 
     Args:
-        d_model: channels of x and y.
         d_hidden: channels of k; 4 * `d_model`, as published, if None.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     skips_padding = True
@@ -49,9 +43,8 @@ class RWKV4ChannelMixing(Mixer):
         self.value = nn.Linear(d_hidden, d_model, bias=False)
 
     def mix(
-        self, x: Float[Tensor, "B L d_model"], state: RWKV4ChannelMixingState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], RWKV4ChannelMixingState]:
-        """Shift, then mix the channels of each step."""
+        self, x: Tensor, state: RWKV4ChannelMixingState, mask: Tensor | None
+    ) -> tuple[Tensor, RWKV4ChannelMixingState]:
         now, previous, last = with_previous(x, state.x, mask)
         k, r = (
             linear(mixed(now, previous, share).to(x.dtype))

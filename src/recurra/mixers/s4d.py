@@ -4,7 +4,7 @@ Diagonal State Space Models", arXiv 2206.11893; GateLoop section 2.2).
 
 from typing import NamedTuple
 
-from jaxtyping import Complex, Float
+from jaxtyping import Complex
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,7 +15,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class S4DState(NamedTuple):
-    """The kept modes of every channel, complex64 whatever the precision of the input (complex128 for float64)."""
+    """The kept modes of every channel."""
 
     h: Complex[Tensor, "B D n"]
 
@@ -26,20 +26,14 @@ class S4D(ChannelModes, Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re sum_n C_n h_t,n,  lambda = -exp(log_decay) + i frequency
 
-    `recurra.layers.state_space` has the modes and how they start. GELU, then a linear map to twice the channels and a
-    gated linear unit, are those of the published block (its dropout and normalisation belong to
-    `recurra.models.language_model.Block`). Whole sequences are convolved, short pieces step: see
-    `recurra.layers.state_space`.
+    `recurra.layers.state_space` has the modes and how they start. The output is that of the published block. Whole
+    sequences are convolved, short pieces step.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes per channel, an even number (the papers' N).
         init: the frequencies at the start, "lin" (S4D-Lin) or "inv" (S4D-Inv).
         discretisation: "zoh" (zero-order hold) or "bilinear".
         min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per channel.
-
-    Raises:
-        ValueError: an option has a value that does not exist, or a size is out of range.
     """
 
     starts_from_none = True  # the convolution then has no state to add
@@ -66,10 +60,7 @@ class S4D(ChannelModes, Mixer):
         )
         self.output_projection = nn.Linear(d_model, 2 * d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: S4DState | None, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], S4DState]:
-        """Convolve long sequences, step through short ones."""
+    def mix(self, x: Tensor, state: S4DState | None, mask: None) -> tuple[Tensor, S4DState]:
         y, h = run_channels(at_least_float32(x), self.ssm(), None if state is None else state.h)
         y = functional.gelu(y + self.skip * x)
         return functional.glu(self.output_projection(y.to(x.dtype)), -1), S4DState(h)

@@ -5,7 +5,7 @@ Modeling", arXiv 2208.04933; GateLoop section 2.2).
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Complex
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,7 +15,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class S5State(NamedTuple):
-    """The kept modes, complex64 whatever the precision of the input (complex128 in a float64 layer)."""
+    """The kept modes."""
 
     h: Complex[Tensor, "B n"]
 
@@ -27,23 +27,15 @@ class S5(DenseModes, Mixer):
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
 
     `recurra.layers.state_space` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
-    weighted sigmoid gate unit of the published layer; its dropout and normalisation belong to
-    `recurra.models.language_model.Block`.
-
-    The published code can also run in both directions; under the causal contract here no step sees a later one, so
-    there is no such option.
+    published layer's. The published code can also run in both directions, which the causal contract excludes.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes, an even number (the paper's P).
         blocks: blocks of the HiPPO-N matrix at the start, a divisor of d_state / 2 (the paper's J).
         discretisation: "zoh" (zero-order hold) or "bilinear".
         clip_eigs: keep the real parts of the eigenvalues at most at -1e-4.
         gated: with False, y is SSM(x) + skip x, without GELU and gate.
         min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.
-
-    Raises:
-        ValueError: an option has a value that does not exist, or a size is out of range.
     """
 
     skips_padding = True
@@ -73,10 +65,7 @@ class S5(DenseModes, Mixer):
         )
         self.gate = nn.Linear(d_model, d_model) if gated else None
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: S5State, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], S5State]:
-        """Run one set of modes over all channels, then the gate."""
+    def mix(self, x: Tensor, state: S5State, mask: Tensor | None) -> tuple[Tensor, S5State]:
         y, h = self.run_modes(x, state.h, mask)
         if self.gate is None:
             return y, S5State(h)

@@ -4,7 +4,7 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from recurra.layers.convolution import ShortConvolution
@@ -14,7 +14,7 @@ from recurra.mixers.registry import register_mixer
 
 
 class S5HyenaState(NamedTuple):
-    """What both recurrences carry, in float32 and complex64 (float64 and complex128 in a float64 layer).
+    """What both recurrences carry.
 
     inputs: the last inputs of the short convolutions, the oldest first.
     h: the kept modes.
@@ -28,19 +28,13 @@ class S5HyenaState(NamedTuple):
 class S5Hyena(DenseModes, Mixer):
     """y = W_o (x_1 * SSM(x_2 * v)), with x_1, x_2, v = short convolutions of linear projections of x.
 
-    This is Hyena of order 2, whose published code has one long convolution: of the two in the paper's definition the
-    first is the short one. S5's SSM takes the place of the implicit filter: one SSM over all channels, with a skip, and
-    without the activation and gate of the S5 layer. `recurra.layers.state_space` has it and how it starts. The state is
-    of constant size, where Hyena's is a window.
+    This is Hyena of order 2 with S5's SSM over all channels, with a skip and without activation and gate, in the place
+    of the implicit filter. The state is of constant size, where Hyena's is a window.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes, an even number.
         kernel_size: steps of the short convolutions.
         min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.
-
-    Raises:
-        ValueError: a size is out of range.
     """
 
     skips_padding = True
@@ -57,10 +51,7 @@ class S5Hyena(DenseModes, Mixer):
         self.make_modes(d_model, d_state=d_state, min_step=min_step, max_step=max_step)
         self.output_projection = nn.Linear(d_model, d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: S5HyenaState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], S5HyenaState]:
-        """Convolve, gate, run the modes, gate."""
+    def mix(self, x: Tensor, state: S5HyenaState, mask: Tensor | None) -> tuple[Tensor, S5HyenaState]:
         projected, inputs = self.short_convolution(self.input_projection(x), state.inputs, mask)
         x_1, x_2, v = projected.chunk(3, -1)
         u, h = self.run_modes(x_2 * v, state.h, mask)

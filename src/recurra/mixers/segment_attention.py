@@ -23,7 +23,6 @@ class SegmentAttention(Mixer):
     No position enters the scores: a recurrent network gives the tokens their order (CRT section 3).
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads.
         d_head: channels of a head; d_model / n_heads when None.
         segment_length: steps of a segment.
@@ -51,10 +50,7 @@ class SegmentAttention(Mixer):
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
         self.output_projection = nn.Linear(channels, d_model, bias=False)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: _SegmentAttentionState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], _SegmentAttentionState]:
-        """Attend segment by segment."""
+    def mix(self, x: Tensor, state: _SegmentAttentionState, mask: None) -> tuple[Tensor, _SegmentAttentionState]:
         outputs = []
         for piece in x.split(self.window.pieces(x.shape[1], state.segment.shape[1]), 1):
             y, state = self._attend(piece, state)

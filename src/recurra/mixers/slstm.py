@@ -17,7 +17,7 @@ from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 
 
 class SLSTMState(NamedTuple):
-    """All in float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The cell, what scales it, and the hidden state."""
 
     c: Float[Tensor, "B D"]
     """The cell, scaled: exp(-m) c."""
@@ -36,26 +36,16 @@ class SLSTM(Mixer):
         c_t = f_t * c_{t-1} + i_t * tanh(z),  n_t = f_t * n_{t-1} + i_t
         f_t = sigmoid(f),  i_t = exp(i),  o_t = sigmoid(o)
 
-    z, i, f and o are W x_t + R h_{t-1} + b with their own weights. R is block-diagonal: channels meet within a head.
-    An exponential gate can grow without bound, so the state has c and n times exp(-m), with the stabiliser m_t =
-    max(log f_t + m_{t-1}, log i_t) (Beck et al. (15)-(17)); h_t does not depend on it. No gradient flows through m_t:
-    it is a unit of measurement, and cancels in the formula.
+    z, i, f and o are W x_t + R h_{t-1} + b with their own weights; R is block-diagonal: channels meet within a head. An
+    exponential gate can grow without bound, so the state has c and n times exp(-m), with the stabiliser m_t =
+    max(log f_t + m_{t-1}, log i_t) (Beck et al. (15)-(17)), through which no gradient flows: it cancels. The gates see
+    h_{t-1}, so there is no parallel form; on a CPU one kernel takes all steps.
 
-    The gates see h_{t-1}, so there is no parallel form: training takes one step after the other, on a CPU in one
-    kernel for all of them.
-
-    Decided: of the published block this is the recurrence with its group norm, one group a head, and a scale for each
-    channel. The feed-forward network above it is that of `recurra.models.language_model.Block`, and the convolution,
-    which is optional in the paper, is omitted. Forget gates start with biases from 3 to 6 over the channels of each
-    head, everything else as in torch's LSTM (the published code's start depends on the depth, which a mixer does not
-    know).
+    Decided: this is the published recurrence with its group norm and a scale for each channel, without the optional
+    convolution. Forget gates start with biases from 3 to 6 over the channels of each head, all else as in torch's LSTM.
 
     Args:
-        d_model: channels of x and y, and of the state.
         n_heads: heads, 4 as published.
-
-    Raises:
-        ValueError: the heads do not divide the channels, or a head has only one channel.
     """
 
     def __init__(self, d_model: int, *, n_heads: int = 4) -> None:
@@ -76,13 +66,9 @@ class SLSTM(Mixer):
         forget.copy_(torch.linspace(3.0, 6.0, forget.shape[1]))
 
     def why_not_exportable(self) -> str:
-        """It unrolls."""
         return "slstm runs step by step, and its graph has as many steps as the prompt that it was traced with"
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: SLSTMState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], SLSTMState]:
-        """Run the cell along time."""
+    def mix(self, x: Tensor, state: SLSTMState, mask: None) -> tuple[Tensor, SLSTMState]:
         projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
         weights = at_least_float32(self.recurrent_weights)
         parts = SLSTMParts(*(part.unflatten(-1, (self.n_heads, -1)) for part in state))

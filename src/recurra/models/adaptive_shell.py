@@ -21,13 +21,7 @@ from recurra.state import Ragged, require_streams
 
 
 class _TransformerXLBlock(nn.Module):
-    """The parts: attention, a feed-forward network with ReLU, and a norm and a dropout for each.
-
-    Args:
-        attention: the attention; its `d_model` is its number of channels.
-        d_channel_mixing: hidden channels of the feed-forward network.
-        make_dropout: makes the dropout after the attention, inside and after the feed-forward network.
-    """
+    """The parts: attention, a feed-forward network with ReLU, and a norm and a dropout for each."""
 
     def __init__(self, attention: nn.Module, d_channel_mixing: int, make_dropout: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -51,7 +45,6 @@ class _PostNormBlock(_TransformerXLBlock):
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
         attended, state = self.attention(x, state, **shared)
         x = self.norm_attention(x + self.dropout(attended))
         return self.norm_feed_forward(x + self.feed_forward(x)), state
@@ -60,14 +53,12 @@ class _PostNormBlock(_TransformerXLBlock):
 class _PreNormBlock(_TransformerXLBlock):
     """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)).
 
-    The attention's memory, if it has one, holds LayerNorm(x), and the norm gets no gradient from it.
-    `PreNormMemoryBlock` is the published code's.
+    The attention's memory, if any, holds LayerNorm(x), and the norm gets no gradient from it.
     """
 
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
         attended, state = self.attention(self.norm_attention(x), state, **shared)
         x = x + self.dropout(attended)
         return x + self.feed_forward(self.norm_feed_forward(x)), state
@@ -82,7 +73,7 @@ class PreNormMemoryBlock(_TransformerXLBlock):
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
+        """Apply the block; `shared` is what it shares with other layers'."""
         attended, state = self.attention(x, state, norm=self.norm_attention, **shared)
         x = x + self.dropout(attended)
         return x + self.feed_forward(self.norm_feed_forward(x)), state
@@ -93,9 +84,6 @@ _TRANSFORMER_XL_BLOCKS: dict[str, type[_PostNormBlock] | type[_PreNormBlock]] = 
     "pre": _PreNormBlock,
 }
 """The blocks by the place of their norms."""
-
-
-# --- what the configurations of the Transformers that read segments share: sizes, vocabulary and dropouts ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +159,6 @@ class TransformerConfig(ModelConfig):
             AttentionWindow(self.segment_length, mem_len=0)
         if self.vocab_size is not None:
             Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
-
-
-# --- the shell with an adaptive embedding and an adaptive softmax, around a body that reads segments ---
 
 
 class AdaptiveShell(LanguageModelShell):
@@ -279,8 +264,8 @@ def initialise(module: nn.Module) -> None:
 def draw_biases(module: nn.Module) -> None:
     """Draw the biases of a linear layer as torch does by default, not as zeros.
 
-    A stream's first memory is zero, and with zero biases it stays exactly zero in every layer. The gradient of a layer
-    norm at 0 is about 300 times what comes in, twice a layer: 16 layers overflow.
+    With zero biases a stream's first memory, zero, stays zero in every layer, and the gradient of a layer norm at 0 is
+    about 300 times what comes in, twice a layer.
     """
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.uniform_(module.bias, -(module.in_features**-0.5), module.in_features**-0.5)

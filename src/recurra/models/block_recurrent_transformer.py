@@ -19,10 +19,7 @@ from recurra.models.registry import register_model
 
 
 class _FixedGate(nn.Module):
-    """c' = g c + (1 - g) z with z = W_z h + b_z and a learned g = sigmoid(b_g), the same at every step.
-
-    Each channel is a moving average of its own length. b_g starts at 1 (our choice), and g so at 0.73.
-    """
+    """c' = g c + (1 - g) z with z = W_z h + b_z and g = sigmoid(b_g), the same at every step; b_g starts at 1."""
 
     def __init__(self, n_channels: int, d_model: int) -> None:
         super().__init__()
@@ -30,7 +27,6 @@ class _FixedGate(nn.Module):
         self.bias = nn.Parameter(torch.ones(d_model))
 
     def forward(self, c: Float[Tensor, "B S D"], h: Float[Tensor, "B S n"]) -> Float[Tensor, "B S D"]:
-        """Return the next state, in c's type."""
         g = torch.sigmoid(self.bias.to(c.dtype))
         return g * c + (1 - g) * self.candidate(h).to(c.dtype)
 
@@ -43,13 +39,11 @@ class _LSTMGate(nn.Module):
         self.candidate_and_gates = nn.Linear(n_channels, 3 * d_model)
 
     def forward(self, c: Float[Tensor, "B S D"], h: Float[Tensor, "B S n"]) -> Float[Tensor, "B S D"]:
-        """Return the next state, in c's type."""
         z, i, f = self.candidate_and_gates(h).to(c.dtype).chunk(3, -1)
         return torch.sigmoid(f + 1) * c + torch.sigmoid(i - 1) * torch.tanh(z)
 
 
 _GATES: dict[str, type[_FixedGate] | type[_LSTMGate]] = {"fixed": _FixedGate, "lstm": _LSTMGate}
-"""The gates of the state by name."""
 
 
 class _BlockRecurrentAttentionState(NamedTuple):
@@ -71,13 +65,13 @@ class _BlockRecurrentAttention(RelativeAttention):
         tokens:   y = W_o [attention to the last segment_length tokens; attention to the vectors]
         vectors:  c' = gate(c, [attention to the vectors; attention to the block's tokens])
 
-    A block is a segment of segment_length tokens, however a stream is cut. Its tokens read the vectors as the block
-    before left them; behind its last token the vectors change. They enter normalised and with a learned number of their
-    own added (the paper's state ids), without which all would be alike. Each side has one set of keys and values, which
-    both directions use, and two of queries. Only attention from tokens to tokens knows positions.
+    A block is a segment of segment_length tokens. Its tokens read the vectors as the block before left them; behind its
+    last token the vectors change. They enter normalised and with a learned number of their own added (the paper's state
+    ids). Each side has one set of keys and values, which both directions use, and two of queries. Only attention from
+    tokens to tokens knows positions.
 
     This is the paper's best configuration, "skip": the vectors have no feed-forward network, and their gate takes the
-    place of a residual. The projection of their attention is the gate's own, one linear map instead of two in a row.
+    place of a residual and of the projection of their attention.
 
     Args:
         d_model: channels of x and y, an even number.
@@ -126,7 +120,6 @@ class _BlockRecurrentAttention(RelativeAttention):
         *,
         encoding: Float[Tensor, "n d_model"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], _BlockRecurrentAttentionState]:
-        """Attend block by block; arguments as `RelativeAttention.mix`."""
         tokens, vectors = _of_tokens(state), state.vectors
         if encoding is None:
             encoding = self.encode(x, tokens)
@@ -146,7 +139,6 @@ class _BlockRecurrentAttention(RelativeAttention):
         return torch.cat(outputs, 1), _BlockRecurrentAttentionState(*tokens, vectors)
 
     def _read(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend to everything, without positions: (B, L, H * d_head)."""
         dropout = self.dropout if self.training else 0.0
         return dot_product_attention(queries, keys, values, dropout_p=dropout).transpose(1, 2).flatten(2)
 
@@ -154,11 +146,6 @@ class _BlockRecurrentAttention(RelativeAttention):
 def _of_tokens(state: RelativeAttentionState | _BlockRecurrentAttentionState) -> RelativeAttentionState:
     """Return what a layer carries of its tokens, recurrent or not."""
     return RelativeAttentionState(*state[:3])
-
-
-# --- block recurrent transformer ---
-#
-# The Block-Recurrent Transformer (Hutchins et al. 2022, arXiv 2203.07852): one layer of a Transformer is recurrent.
 
 
 @dataclass(frozen=True, kw_only=True)

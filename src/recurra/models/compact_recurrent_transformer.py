@@ -1,4 +1,4 @@
-"""What a Compact Recurrent Transformer carries between segments, and what orders its tokens (CRT section 3)."""
+"""The Compact Recurrent Transformer (CRT): short segments, and one memory vector between them (CRT section 3)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,11 +35,9 @@ class _NoMemory(nn.Module):
     n_tokens = 0
 
     def start(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 0"]:
-        """Return the memory at the start of a stream: none."""
         return x.new_zeros((x.shape[0], 0), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def tokens(self, memory: Float[Tensor, "B 0"], x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 0 d"]:
-        """Return the tokens that the memory adds in front of a segment: none."""
         return x[:, :0]
 
     def weights(self) -> None:
@@ -48,7 +46,6 @@ class _NoMemory(nn.Module):
     def read(
         self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
     ) -> Float[Tensor, "B 0"]:
-        """Return the memory after a segment's outputs: none."""
         return memory
 
 
@@ -88,7 +85,6 @@ class _RelativePosition(nn.Module):
     """The tokens as they are: relative attention knows their order."""
 
     def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B 0"]:
-        """Return the state at the start of a segment: none."""
         return memory[:, :0]
 
     def weights(self) -> None:
@@ -97,15 +93,13 @@ class _RelativePosition(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B 0"]]:
-        """Return x."""
         return x, state
 
 
 class _RNNPosition(nn.Module):
     """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order.
 
-    It starts from the memory, so it ties memory and tokens together (our reading of "integrate the memory token of
-    the previous segment with the tokens of the new segments"). Without a memory it starts from zeros.
+    It starts from the memory, which ties memory and tokens together (our reading), or from zeros without one.
 
     Args:
         cell: the recurrent cell, d_model to d_model.
@@ -116,17 +110,14 @@ class _RNNPosition(nn.Module):
         self.rnn = RNN(cell)
 
     def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
-        """Return the RNN's state at the start of a segment."""
         return memory if memory.shape[1] else memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
 
     def weights(self) -> RecurrentWeights:
-        """Return what calls share."""
         return self.rnn.cell.recurrent_weights()
 
     def forward(
         self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B d"], weights: RecurrentWeights | None = None
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B d"]]:
-        """Return E for the embeddings x, continuing from the RNN's state in the open segment."""
         e, last = self.rnn(x, RNNState(state), weights=weights)
         return e, last.h
 
@@ -135,29 +126,22 @@ class _RNNPositionFromZero(_RNNPosition):
     """The variant whose RNN starts every segment from zeros."""
 
     def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
-        """Return zeros."""
         return memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
 
 
 _POSITION_STARTS: dict[str, type[_RNNPosition]] = {"memory": _RNNPosition, "zero": _RNNPositionFromZero}
-"""Where the position RNN starts a segment."""
 _MEMORIES = ("none", *CELLS)
 _POSITIONS = ("relative", *(f"rnn-{name}" for name in CELLS))
 
 
 def _make_memory(name: str, d_model: int) -> _NoMemory | RNNMemory:
-    """Make the memory by its name in `MEMORIES`."""
     return _NoMemory() if name == "none" else RNNMemory(CELLS[name](d_model, d_model))
 
 
 def _make_position(name: str, start: str, d_model: int) -> _RelativePosition | _RNNPosition:
-    """Make what gives the tokens their order, by its name in `POSITIONS` and `POSITION_STARTS`."""
     if name == "relative":
         return _RelativePosition()
     return _POSITION_STARTS[start](CELLS[name.removeprefix("rnn-")](d_model, d_model))
-
-
-# --- the Compact Recurrent Transformer (CRT): short segments, and one memory vector between them ---
 
 
 @dataclass(frozen=True, kw_only=True)

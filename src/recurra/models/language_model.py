@@ -1,4 +1,4 @@
-"""The residual blocks: time mixing, then channel mixing (GateLoop App. C), or time mixing alone."""
+"""The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from recurra.checks import require, require_at_least, require_choice, require_po
 from recurra.layers.feed_forward import FEED_FORWARDS
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.registry import create_mixer
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
@@ -46,12 +46,7 @@ class MixerBlock(nn.Module):
 class Block(MixerBlock):
     """x = x + TimeMixing(norm(x)); x = x + FFN(norm(x)).
 
-    Args:
-        mixer: the time mixing layer, `(x, state) -> (y, state)`.
-        norm: the norm before it.
-        feed_forward: the network of each step.
-        norm_feed_forward: the norm before that.
-        dropout: probability of dropping a channel of what each half adds.
+    Arguments as those of `MixerBlock`, and the network of each step with its norm.
     """
 
     def __init__(
@@ -72,11 +67,6 @@ class Block(MixerBlock):
         """Apply both halves, continuing as `MixerBlock.forward` does."""
         x, state = super().forward(x, state, **lengths)
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
-
-
-# --- language model ---
-#
-# The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10).
 
 
 @dataclass(frozen=True)
@@ -206,7 +196,7 @@ class LanguageModel(LanguageModelShell):
         for block, layer in zip(self.blocks, layers):
             x, layer = block(x, layer, **lengths)
             next_layers.append(layer)
-        return blank(self.norm(x), lengths.get("mask")), LanguageModelState(tuple(next_layers))
+        return mask_fill(self.norm(x), lengths.get("mask"), 0), LanguageModelState(tuple(next_layers))
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Return -log softmax(head(hidden))[target]."""

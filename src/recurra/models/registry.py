@@ -1,4 +1,8 @@
-"""Models in outline: shapes without values, on PyTorch's device `meta`, where tensors take no memory."""
+"""The registry of models: a name, the configuration and the class; and models in outline, on the device `meta`.
+
+A configuration says what a recipe sets and, in the fields made by `from_data`, the sizes that the data fill in: None in
+a recipe, filled in by `with_sizes`.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +24,7 @@ _WRITERS |= {function for name, function in vars(nn.init).items() if name.endswi
 def on_meta() -> Iterator[None]:
     """Make models without memory for their weights, and without drawing any.
 
-    `torch.device("meta")` alone does the former. A draw there changes nothing, but PyTorch takes a millisecond to find
-    that out: more than half of the time to outline a model of many layers.
+    `torch.device("meta")` alone does the former; skipping the draws halves the time to outline a model of many layers.
     """
     with torch.device("meta"), _Undrawn():
         yield
@@ -47,15 +50,6 @@ class _Undrawn(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-# --- the registry of models: a name, the configuration, and the class ---
-#
-# A new model is one file with `@register_model(...)` above its class. Recipes, checkpoints, converters, Hugging Face,
-# the exports, `recurra cost` and the contract tests read the registry.
-#
-# A configuration says what a recipe sets and, in the fields made by `from_data`, the sizes that the data fill in.
-# These are None in a recipe; `with_sizes` fills them in, and a model refuses a configuration in which one is missing.
-
-
 _Class = TypeVar("_Class", bound=type[nn.Module])
 _Config = TypeVar("_Config", bound="ModelConfig")
 
@@ -69,8 +63,7 @@ else:
 class DataSizes(NamedTuple):
     """What a model of tokens takes from its data.
 
-    vocab_size: number of values that an input may take. output_size: number of values that a target may take.
-    segment_length: steps of a segment, for models that read segments; None if the data have none.
+    `segment_length` is None if the data have no segments.
     """
 
     vocab_size: int
@@ -79,10 +72,7 @@ class DataSizes(NamedTuple):
 
 
 class VideoSizes(NamedTuple):
-    """What a model of videos takes from its data.
-
-    n_classes: number of classes. n_frames: frames of a segment. image_size: pixels of a frame's edge.
-    """
+    """What a model of videos takes from its data: the frames of a segment, the pixels of an edge."""
 
     n_classes: int
     n_frames: int
@@ -111,8 +101,7 @@ class ModelConfig:
     def with_sizes(self: _Config, sizes: DataSizes | VideoSizes) -> _Config:
         """Return this configuration with the sizes of its data.
 
-        Raises:
-            ValueError: the model reads segments, and the data have none; or a size is set to another value already.
+        Raises ValueError if a size is missing, or set to another value already.
         """
         found = {name: getattr(sizes, name) for name in self.sizes_from_data()}
         if found.get("segment_length", 0) is None:
@@ -132,9 +121,7 @@ class ModelConfig:
     def build(self, sizes: DataSizes | VideoSizes) -> Any:
         """Make the model for the sizes of its data, with fresh weights.
 
-        Raises:
-            TypeError: the sizes are those of other data.
-            ValueError: as `with_sizes`; or its weights do not fit in memory.
+        Raises TypeError or ValueError if the sizes are those of other data, or the weights do not fit in memory.
         """
         entry = next(entry for entry in list_models() if entry.config is type(self))
         if not isinstance(sizes, entry.reads):
@@ -189,11 +176,8 @@ def register_model(
 ) -> Callable[[_Class], _Class]:
     """Register a model class under `name`; it is called as `cls(config)`.
 
-    Args:
-        name: the model's name, in lower case and with hyphens.
-        config: the dataclass of its configuration.
-        label: its name in the classes for Hugging Face; the name in camel case if None.
-        reads: `DataSizes` or `VideoSizes`.
+    The name is in lower case with hyphens; the label names its classes for Hugging Face (if None, the
+    name in camel case), and `reads` is `DataSizes` or `VideoSizes`.
     """
 
     def register(model: _Class) -> _Class:
@@ -216,11 +200,7 @@ def find_model(name: str) -> ModelEntry:
 
 
 def entry_of(model: nn.Module) -> ModelEntry:
-    """Return the entry of a model.
-
-    Raises:
-        TypeError: its class is not registered.
-    """
+    """Return the entry of a model. Raises TypeError if its class is not registered."""
     for entry in list_models():
         if type(model) is entry.model:
             return entry

@@ -1,4 +1,4 @@
-"""The likelihood of targets under logits."""
+"""The shell of a language model: tokens in, logits or losses out, and any body over time in between."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,27 +12,17 @@ from torch import Tensor, nn
 from recurra.checks import kind_of, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
-from recurra.lengths import blank, check_lengths, on_host, run_lengths, run_resets
+from recurra.lengths import check_lengths, mask_fill, on_host, run_lengths, run_resets
 from recurra.state import Ragged
 
 
 def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
     """Return -log softmax(logits)[target] in nats, in float32 or better; `IGNORED_TARGET` gives 0.
 
-    Raises:
-        IndexError: a target is not below V.
+    Raises IndexError if a target is not below V.
     """
     require_tokens("targets", targets.where(targets != IGNORED_TARGET, 0), logits.shape[-1])
     return cross_entropy(logits.flatten(0, 1), targets.flatten()).view_as(targets)
-
-
-# --- the shell of a language model: tokens in, logits or losses out, and any body over time in between ---
-#
-#     logits, state = model(tokens, state)
-#     losses, state = model.loss(tokens, targets, state)
-#
-# A language model is this shell around a body `(x, state) -> (y, state)` over channels. It says what its parts are;
-# the shell checks what comes in, embeds, runs sequences of different lengths, and reads the head.
 
 
 class LanguageModelShell(nn.Module, ABC):
@@ -56,11 +46,7 @@ class LanguageModelShell(nn.Module, ABC):
 
     @abstractmethod
     def body(self, x: Float[Tensor, "B L d_model"], state: Any, **lengths: Any) -> tuple[Tensor, Any]:
-        """Run the stack over at least one step, continuing from a state of its own kind.
-
-        Returns:
-            what the head reads, (B, L, d_model), and the next state.
-        """
+        """Run the stack over at least one step; return what the head reads, (B, L, d_model), and the next state."""
 
     @abstractmethod
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
@@ -74,9 +60,7 @@ class LanguageModelShell(nn.Module, ABC):
     def require_state(self, state: Any, batch: int) -> None:
         """Refuse anything but a state of `batch` streams that this model could have returned.
 
-        Raises:
-            TypeError: it is another module's state, or no state.
-            ValueError: it has another number of layers, or a tensor of another shape, dtype or device.
+        Raises TypeError or ValueError.
         """
 
     def forward(
@@ -104,12 +88,10 @@ class LanguageModelShell(nn.Module, ABC):
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            TypeError: tokens, mask, reset or borders are of another type; the state is another module's.
-            ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
-                dtype or device.
+            TypeError, ValueError: an argument does not fit, or the state is another module's.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
-        return blank(self.head(hidden), mask), state
+        return mask_fill(self.head(hidden), mask, 0), state
 
     def loss(
         self,
@@ -123,13 +105,7 @@ class LanguageModelShell(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B L"], Any]:
         """Return the negative log-likelihood of every target in nats, continuing from `state`.
 
-        Args:
-            tokens, state, mask, cu_seqlens, reset: as `forward`; padding has a loss of 0.
-            targets: the token that should come after each; `IGNORED_TARGET` gives 0.
-
-        Raises:
-            IndexError: a token or a target is not in the vocabulary.
-            TypeError, ValueError: as `forward`.
+        Other arguments and errors are those of `forward`. A target of `IGNORED_TARGET`, like padding, gives 0.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
         require_targets(targets, hidden.shape[:2])
@@ -199,18 +175,10 @@ def _check_tokens(tokens: Any) -> None:
         raise ValueError(sentence("tokens", kind_of(tokens), "int64 token ids of shape (batch, steps)"))
 
 
-# --- transitions ---
-#
-# Which layers of a language model have a transition that can be shown: |a| and a phase for every step and channel.
-
-
 def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> dict[int, nn.Module]:
     """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0.
 
-    Args:
-        model: one that has `blocks`, each with a `mixer`.
-        step_by_step: leave out mixers whose transition depends on the steps before as well (Mamba's convolution), which
-            `transition` does not know of a single step.
+    `step_by_step` leaves out mixers whose transition depends on the steps before as well (Mamba's convolution).
     """
     try:
         mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]

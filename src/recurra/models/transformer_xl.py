@@ -11,7 +11,6 @@ from recurra.checks import require, require_at_least
 from recurra.layers.attention import AttentionWindow
 from recurra.layers.embeddings import Clusters
 from recurra.mixers.relative_attention import (
-    PreNormAttentionState,
     PreNormRelativeAttention,
     RelativeAttention,
     RelativeAttentionState,
@@ -80,7 +79,7 @@ class TransformerXLConfig(TransformerConfig):
 class TransformerXLState(NamedTuple):
     """One state per block, in the blocks' order."""
 
-    layers: tuple[RelativeAttentionState, ...] | tuple[PreNormAttentionState, ...]
+    layers: tuple[RelativeAttentionState, ...]
 
 
 @register_model("transformer-xl", config=TransformerXLConfig, label="TransformerXL")
@@ -141,14 +140,7 @@ class TransformerXL(AdaptiveShell):
     def with_lengths(self, **lengths: Any) -> "TransformerXL":
         """Return the same model, weights shared, with other lengths: evaluation often wants a longer memory.
 
-        Its states are its own: start new streams.
-
-        Args:
-            lengths: any of `segment_length`, `mem_len`, `same_length`, `clamp_len`; the others stay.
-
-        Raises:
-            TypeError: another name.
-            ValueError: a length is out of range.
+        Its states are its own. Raises TypeError for another name, ValueError for a length out of range.
         """
         if unknown := [name for name in lengths if name not in _LENGTHS]:
             raise TypeError(f"lengths has {', '.join(unknown)}; expected only {', '.join(_LENGTHS)}")
@@ -161,7 +153,6 @@ class TransformerXL(AdaptiveShell):
 
 
 def _make_block(config: TransformerXLConfig) -> nn.Module:
-    """Make a block; before its norm, the memory needs an attention and a block of its own."""
     options = {
         "n_heads": config.n_heads,
         "d_head": config.d_head,

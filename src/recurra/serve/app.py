@@ -1,15 +1,14 @@
-"""The server as an ASGI application, and as a process: models from runs, a socket, a log, a line on the terminal."""
+"""The server as an ASGI application, and as a process: models from runs, a socket, a log."""
 
 import json
 import logging
 import math
 import socket
 import sys
-import threading
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +17,6 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 from starlette.exceptions import HTTPException
 
 from recurra import __version__
@@ -34,10 +30,8 @@ from recurra.train.process import keep_large_blocks
 from recurra.train.run import open_run
 
 _SWITCH_SECONDS = 2e-4
-"""After how long a thread that waits for the interpreter gets it. The engine waits after every operation of torch: with
-Python's 5 ms, each step would wait several times for the thread that writes answers."""
-
-# --- the application ---
+"""How soon a waiting thread gets the interpreter. The engine waits after every operation of torch; with Python's 5 ms
+each step would wait several times for the thread that writes answers."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -65,13 +59,11 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _health(request: Request) -> dict[str, Any]:
-    """Say that the server is running."""
     service: Service = request.app.state.service
     return {"status": "ok", "models": list(service.models)}
 
 
 async def _metrics(by: Annotated[Caller, Depends(caller)]) -> Response:
-    """Return numbers for Prometheus."""
     return Response(by.service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -88,9 +80,6 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
-# --- the process ---
-
-
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
     """Serve runs until SIGINT or SIGTERM."""
     keep_large_blocks()
@@ -104,7 +93,6 @@ def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespa
 
 
 def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
-    """Load a run as a model under the name of its folder."""
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
     template = Path(path) / "chat_template.jinja"
     return ServedModel(
@@ -118,12 +106,7 @@ def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequ
 
 
 def run_service(service: Service, *, log_file: Path | None = None) -> None:
-    """Warm up, and serve until SIGINT or SIGTERM.
-
-    Args:
-        service: what to serve.
-        log_file: gets a JSON object per line for each request; None writes only problems, to the standard error.
-    """
+    """Warm up, and serve until SIGINT or SIGTERM."""
     settings = service.settings
     sys.setswitchinterval(_SWITCH_SECONDS)
     _set_up_log(log_file)
@@ -140,8 +123,7 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
     host, port = listening.getsockname()[:2]
     address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
     print(f"serving {', '.join(service.models)} at {address}", file=sys.stderr, flush=True)
-    with _terminal_line(service):
-        uvicorn.Server(config).run([listening])
+    uvicorn.Server(config).run([listening])
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
@@ -157,8 +139,6 @@ def listening_socket(settings: ServeSettings) -> socket.socket:
     return made
 
 
-# --- the log and the terminal ---
-
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
 
@@ -166,7 +146,6 @@ class _JsonLines(logging.Formatter):
     """Formats a record as a line of JSON: time, level, message, extra fields, and an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
@@ -179,47 +158,9 @@ class _JsonLines(logging.Formatter):
 
 
 def _set_up_log(path: Path | None) -> None:
-    """Log to a file, requests included, or problems to the standard error."""
     handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_JsonLines())
     for name in ("recurra.serve", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers[:], logger.propagate = [handler], False
         logger.setLevel(logging.WARNING if path is None or name == "uvicorn" else logging.INFO)
-
-
-def _status_line(service: Service, written: float, read: float) -> str:
-    """Say what the server does, given the tokens per second."""
-    scheduler = service.engine.scheduler
-    return (
-        f"{scheduler.n_streams:,} streams  {written:,.0f} tokens/s written  {read:,.0f} read  "
-        f"{scheduler.n_waiting:,} in the queue  {service.sessions.n_resident:,} sessions in memory"
-    )
-
-
-@contextmanager
-def _terminal_line(service: Service) -> Iterator[None]:
-    """Show the status line, renewed every second, if the standard error is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    ended = threading.Event()
-
-    def show() -> None:
-        counters = service.engine.counters
-        written, read, at = counters.written, counters.read, time.monotonic()
-        with Live(console=console, transient=True, auto_refresh=False) as live:
-            while not ended.wait(1.0):
-                was_written, was_read, was_at = written, read, at
-                written, read, at = counters.written, counters.read, time.monotonic()
-                rates = (written - was_written) / (at - was_at), (read - was_read) / (at - was_at)
-                live.update(Text(_status_line(service, *rates)), refresh=True)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

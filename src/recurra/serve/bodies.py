@@ -54,7 +54,6 @@ class _SamplingBody(_Body):
     stop: _Stops = []
 
     def configs(self, model: ServedModel, max_tokens: int, n: int = 1) -> list[GenerationConfig]:
-        """Return the settings of `n` continuations, which have successive seeds."""
         if self.stop and model.tokenizer is None:
             raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
         seed = secrets.randbits(61) if self.seed is None else self.seed
@@ -74,9 +73,6 @@ class _SamplingBody(_Body):
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
         )
-
-
-# --- OpenAI's endpoints, as far as their fields have a meaning here ---
 
 
 class _StreamOptions(_Body):
@@ -99,7 +95,6 @@ class OpenAIBody(_SamplingBody):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -129,9 +124,6 @@ class ChatBody(OpenAIBody):
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
 
-# --- sessions ---
-
-
 class OpenBody(_Body):
     """Open a session."""
 
@@ -150,7 +142,6 @@ class DetailsBody(_Body):
     channels: int = Field(64, ge=1, le=4096, description="maximum number of channels of a layer in the details")
 
     def token_details(self, model: ServedModel, answers: int = 0) -> TokenDetails:
-        """Return what to report."""
         if self.details and not model.gate_layers:
             raise ApiError(400, f"details is true; expected false: {model.name} has no transitions", param="details")
         return TokenDetails(self.surprise, self.alternatives, answers, self.channels if self.details else 0)
@@ -183,9 +174,6 @@ class RewindBody(_Body):
     position: _Position
 
 
-# --- checks that need the model or the limits ---
-
-
 async def encode(model: ServedModel, text: str, *, is_first: bool = True) -> list[int]:
     """Encode a text. A long one takes time and is left to another thread, so that streams continue."""
     if len(text) <= _SHORT_TEXT:
@@ -194,14 +182,12 @@ async def encode(model: ServedModel, text: str, *, is_first: bool = True) -> lis
 
 
 def require_tokens(model: ServedModel, tokens: list[int]) -> None:
-    """Raise ApiError if a token is not in the vocabulary."""
     wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
     if wrong is not None:
         raise ApiError(400, sentence("tokens", f"a list with {wrong}", f"tokens from 0 to {model.vocabulary - 1}"))
 
 
 def require_generation(model: ServedModel) -> None:
-    """Raise ApiError if the model cannot generate."""
     if not model.predicts_tokens:
         message = f"model is {model.name!r}, which predicts classes; expected one that predicts tokens"
         raise ApiError(400, message, code="cannot_generate", param="model")

@@ -49,18 +49,13 @@ class _Counters:
     Any thread may read them.
     """
 
-    read: int = 0
-    """Tokens read."""
-    written: int = 0
-    """Tokens written."""
-    ended: int = 0
-    """Texts that ended, of which a request may have several; a request that only reads counts as one."""
-    failed: int = 0
-    """Those of them that ended with an error."""
+    read: int = 0  # tokens read
+    written: int = 0  # tokens written
+    ended: int = 0  # texts that ended, of which a request may have several; a request that only reads counts as one
+    failed: int = 0  # those of them that ended with an error
     first_token: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """From a request's arrival to its first token."""
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """Of a step of a batch."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of a step of a batch
 
 
 class _SequenceBatch:
@@ -79,7 +74,6 @@ class _SequenceBatch:
         return len(self.sequences)
 
     def join(self, sequences: list[Sequence], states: list[Any]) -> None:
-        """Add sequences with their states."""
         if not sequences:
             return
         is_ragged = isinstance(self._state, Ragged)
@@ -92,13 +86,12 @@ class _SequenceBatch:
 
     def step(self) -> Tensor:
         """Let every sequence read its last token; return the logits after it, (sequences, outputs)."""
-        tokens = torch.tensor([[sequence.recent[-1]] for sequence in self.sequences])
+        tokens = torch.tensor([[sequence.stream.recent[-1]] for sequence in self.sequences])
         logits, after = self.model.runner(tokens, self._state)
         self._state, self._before = after, self._state
         return logits[:, 0]
 
     def state_of(self, index: int) -> Any:
-        """Return the state of one sequence, in its own memory."""
         return _state_at(self._state, index)
 
     def leave(self, leaving: list[int], *, undone: Collection[int] = ()) -> list[Any]:
@@ -115,7 +108,6 @@ class _SequenceBatch:
         return states
 
     def take_over(self, other: "_SequenceBatch") -> None:
-        """Move all sequences of another batch here."""
         self.join(other.sequences, [] if other._state is None else split(other._state))
         other.sequences, other._state = [], None
 
@@ -125,14 +117,7 @@ def _state_at(state: Any, index: int) -> Any:
 
 
 class Engine:
-    """Runs requests to any number of streams. `submit`, `cancel` and `stop` may be called from any thread.
-
-    Args:
-        deliver: called on the engine's thread after every round, with the events of each request.
-        max_streams: sequences that are read or written at the same time.
-        max_queue: requests that wait; more are refused.
-        threads: for torch and the kernels; None leaves it to torch.
-    """
+    """Runs requests to any number of streams. `submit`, `cancel` and `stop` may be called from any thread."""
 
     def __init__(
         self, deliver: _Deliver, max_streams: int = 1024, max_queue: int = 1024, threads: int | None = None
@@ -148,14 +133,10 @@ class Engine:
         self._lock, self._stopping = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="recurra-engine", daemon=True)
 
-    # --- from any thread ---
-
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request."""
         with self._lock:
             self.scheduler.add(request)
         self._wake.put(None)
@@ -167,7 +148,6 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self._batches) or not self.scheduler.is_idle
 
     def stop(self) -> None:
@@ -176,8 +156,6 @@ class Engine:
         self._wake.put(None)
         if self._thread.is_alive():
             self._thread.join()
-
-    # --- the thread ---
 
     def _run(self) -> None:
         if self._threads is not None:
@@ -220,8 +198,6 @@ class Engine:
         if self._outbox:
             events, self._outbox = self._outbox, {}
             self._deliver(events)
-
-    # --- reading ---
 
     def _read(self, chunk: PrefillChunk) -> None:
         start = time.perf_counter()
@@ -274,8 +250,6 @@ class Engine:
         for sequence in sequences:
             self._batch_for(request.model).join([sequence], [model_state])
 
-    # --- writing ---
-
     def _batch_for(self, model: ServedModel) -> _SequenceBatch:
         """Return the fullest batch of the model that takes another sequence."""
         open_batches = [one for one in self._batches if one.model is model and len(one) < _BATCH_SIZE]
@@ -291,7 +265,7 @@ class Engine:
         if not group.sequences:
             return
         start = time.perf_counter()
-        positions = [sequence.position for sequence in group.sequences]
+        positions = [sequence.stream.position for sequence in group.sequences]
         try:
             logits = group.step()
             failed = self._choose(group, logits)
@@ -310,7 +284,9 @@ class Engine:
     def _choose(self, group: _SequenceBatch, logits: Tensor) -> list[int]:
         """Write a token of every sequence; return the indices of those that have none to choose."""
         now, failed = time.monotonic(), []
-        tokens = choose(logits, [sequence.generation.token_choice(sequence.recent) for sequence in group.sequences])
+        tokens = choose(
+            logits, [sequence.generation.token_choice(sequence.stream.recent) for sequence in group.sequences]
+        )
         for index, (sequence, token) in enumerate(zip(group.sequences, tokens)):
             request, details = sequence.request, sequence.request.details
             if isinstance(token, ValueError):
@@ -327,7 +303,7 @@ class Engine:
                 (gates,) = gates_of(request.model, [token], group.state_of(index), details.gates)
             text = sequence.append(token)  # last of all: a token counts once it is reported
             self._put(request, TokenEvent(sequence.choice, token, text, False, logprob, alternatives, (), gates))
-            if request.checkpoint_every and sequence.position % request.checkpoint_every == 0:
+            if request.checkpoint_every and sequence.stream.position % request.checkpoint_every == 0:
                 request.add_checkpoint(sequence.state(group.state_of(index)))
         return failed
 
@@ -354,8 +330,6 @@ class Engine:
                 other.take_over(one)
                 self._batches.remove(one)
                 return
-
-    # --- ends ---
 
     def _drop(self, request: Request, is_admitted: bool, reason: str, message: str = "") -> None:
         """End a request that has written nothing; its stream stays where it was."""

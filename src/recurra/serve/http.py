@@ -27,31 +27,18 @@ class ServeSettings:
     """The address of a server, its keys and its limits."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = 8000
-    """Port to listen on; 0 chooses a free one."""
-    api_keys: tuple[str, ...] = ()
-    """Requests must bring one of these keys; if there are none, requests need no key."""
-    sessions_file: Path | None = None
-    """Where sessions are kept; None keeps them in memory, and they end with the server."""
-    max_streams: int = 1024
-    """Maximum number of streams that are read or written at the same time."""
-    max_queue: int = 1024
-    """Maximum number of requests that wait; more are refused with 429."""
-    max_sessions: int = 100_000
-    """Maximum number of sessions of one key."""
-    max_resident_sessions: int = 1024
-    """Maximum number of sessions in memory; the least recently used ones are on disk only."""
-    max_tokens: int = 65_536
-    """Maximum number of tokens that a request may bring or ask for, and that a session's transcript keeps."""
+    port: int = 8000  # 0 chooses a free one
+    api_keys: tuple[str, ...] = ()  # requests must bring one of them, if there are any
+    sessions_file: Path | None = None  # None keeps sessions in memory, and they end with the server
+    max_streams: int = 1024  # streams that are read or written at the same time
+    max_queue: int = 1024  # requests that wait; more are refused with 429
+    max_sessions: int = 100_000  # sessions of one key
+    max_resident_sessions: int = 1024  # sessions in memory; the least recently used ones are on disk only
+    max_tokens: int = 65_536  # tokens that a request may bring or ask for, and that a session's transcript keeps
     max_body_bytes: int = 4 * 2**20
-    """Maximum size of a request."""
-    checkpoint_bytes: int = 128 * 2**20
-    """Memory for the states that sessions keep along their transcripts, for fast forks and rewinds."""
-    grace_seconds: float = 10.0
-    """How long requests may continue after a signal to stop; then they end, and their sessions are written."""
-    request_seconds: float = 600.0
-    """How long a request may take, queueing included."""
+    checkpoint_bytes: int = 128 * 2**20  # memory for states along the transcripts, for fast forks and rewinds
+    grace_seconds: float = 10.0  # how long requests may continue after a signal to stop
+    request_seconds: float = 600.0  # how long a request may take, queueing included
 
     def __post_init__(self) -> None:
         names = ("max_streams", "max_sessions", "max_resident_sessions", "max_tokens", "max_body_bytes")
@@ -66,21 +53,11 @@ class ServeSettings:
             raise ValueError(sentence("host", got, "127.0.0.1, or a key", "set RECURRA_API_KEY or --api-key-file"))
 
 
-# --- errors ---
-
 _TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """An error that is the answer to a request, in OpenAI's form. It never contains a traceback.
-
-    Args:
-        status: of HTTP.
-        message: what was got, what was expected, and how to fix it.
-        code: a word for programs.
-        param: the field that it is about.
-        retry_after: seconds until it makes sense to try again.
-    """
+    """An error that is the answer to a request, in OpenAI's form. It never contains a traceback."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after: int = 0
@@ -89,12 +66,10 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param, self.retry_after = status, message, code, param, retry_after
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return its JSON."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """Return the answer."""
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else None
         return JSONResponse(self.body(), self.status, headers)
 
@@ -102,9 +77,6 @@ class ApiError(Exception):
 def request_failed(message: str = "the model failed on this request") -> ApiError:
     """The error of a request that ended with reason "error"."""
     return ApiError(500, message, code="turn_failed")
-
-
-# --- refusals ---
 
 
 class _BodyTooLarge(HTTPException):
@@ -116,28 +88,16 @@ class _BodyTooLarge(HTTPException):
 class Guard:
     """Middleware that refuses what must not reach the application, and notes every request.
 
-    Without API keys only requests to a name of this machine pass. Otherwise a page of another site could reach the
-    server through a name that resolves to 127.0.0.1. Bodies must be declared as JSON: browsers send other types for a
-    page of any site without asking first, and some versions of FastAPI read them.
-
-    Args:
-        app: the application.
-        max_body_bytes: maximum size of a body.
-        hosts: the names that requests may use; None for any.
-        note: called with the route, the status and the seconds of each request.
+    Without API keys only requests to a name of this machine pass: a page of another site could reach the server through
+    a name that resolves to 127.0.0.1. Bodies must be declared as JSON: other types browsers send without asking first.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        max_body_bytes: int,
-        hosts: frozenset[str] | None,
-        note: Callable[[str, int, float], None],
+        self, app: ASGIApp, max_body_bytes: int, hosts: frozenset[str] | None, note: Callable[[str, int, float], None]
     ) -> None:
         self._app, self._max_body_bytes, self._hosts, self._note = app, max_body_bytes, hosts, note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -206,11 +166,8 @@ async def _send_error(send: Send, error: ApiError) -> None:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without the port."""
     return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0].lower()
 
-
-# --- the page ---
 
 _MEDIA_TYPES = {
     ".html": "text/html",

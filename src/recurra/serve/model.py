@@ -31,21 +31,16 @@ from recurra.streams.stream import require_evaluation_mode
 class StreamState(NamedTuple):
     """A stream between two requests. It never changes, so streams can share it.
 
-    Unlike `recurra.streams.snapshot.StreamState` it keeps no logits, which for a large vocabulary take several times
-    the memory of the model's state. Instead the last token is left unread: the next step reads it and computes them.
-
-    model_state: the model's state before the last token, with batch size 1.
-    recent: the last tokens, oldest first, at most `RECENT_TOKENS`, with the unread one at the end.
-    position: the number of tokens of the stream, the unread one included.
+    It keeps no logits, which can take several times the memory of the model's state. Instead the last token is left
+    unread: the next step reads it and computes them.
     """
 
-    model_state: Any
-    recent: tuple[int, ...] = ()
-    position: int = 0
+    model_state: Any  # before the last token, with batch size 1
+    recent: tuple[int, ...] = ()  # the last tokens, at most `RECENT_TOKENS`, with the unread one at the end
+    position: int = 0  # the number of tokens, the unread one included
 
     @property
     def unread(self) -> tuple[int, ...]:
-        """The last token; nothing at the start of a stream."""
         return self.recent[-1:]
 
     def after(self, tokens: Sequence[int], model_state: Any) -> "StreamState":
@@ -60,10 +55,10 @@ class ServedModel:
     Args:
         name: the name that requests use.
         model: a language model in evaluation mode.
-        tokenizer: turns text into tokens; None for a model that reads numbers.
-        weights: dtype of the packed weights (see `recurra.decoding`); None runs the model as it is.
+        tokenizer: None for a model that reads numbers.
+        weights: dtype of the packed weights; None runs the model as it is.
         task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
-        chat_template: a Jinja template of a chat, in transformers' format.
+        chat_template: a Jinja template in transformers' format.
     """
 
     def __init__(
@@ -100,8 +95,6 @@ class ServedModel:
             for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
                 self.runner.program(size)
 
-    # --- running ---
-
     @torch.inference_mode()
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read tokens (B, L); return the head's input after each of them, and the state."""
@@ -112,8 +105,6 @@ class ServedModel:
         """Return the logits for the output of `read`."""
         return self.runner.head(hidden)  # type: ignore[operator]
 
-    # --- text ---
-
     def encode(self, text: str, *, is_first: bool) -> list[int]:
         """Return a text's tokens; is_first: it begins a stream. Raises ApiError if the model has no tokenizer."""
         if self.tokenizer is None:
@@ -121,7 +112,6 @@ class ServedModel:
         return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
 
     def text_of(self, token: int) -> str:
-        """Return the text of one token; for a model without a tokenizer, its number."""
         return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
 
     def text_pieces(self, before: Sequence[int]) -> Callable[[int], str]:
@@ -145,8 +135,6 @@ class ServedModel:
             return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-
-    # --- what clients are told ---
 
     @property
     def predicts_tokens(self) -> bool:
@@ -178,7 +166,6 @@ class ServedModel:
         return int(getattr(self.config, name, 0))
 
     def description(self) -> dict[str, Any]:
-        """Describe the model to clients."""
         return {
             "task": self.task,
             "weights": self.weights or "as trained",
@@ -193,9 +180,6 @@ class ServedModel:
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
         }
-
-
-# --- chat templates ---
 
 
 def _template_environment() -> ImmutableSandboxedEnvironment:
@@ -222,7 +206,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[Node]:
-        """Return what is inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

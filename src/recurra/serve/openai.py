@@ -40,9 +40,6 @@ _REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
 """OpenAI's words for reasons that it does not know."""
 
 
-# --- endpoints ---
-
-
 @router.get("/models")
 async def _models(by: _By) -> dict[str, Any]:
     """List the models."""
@@ -107,7 +104,6 @@ async def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
 def _request(
     service: Service, served: ServedModel, prompt: list[int], body: OpenAIBody, max_tokens: int, details: TokenDetails
 ) -> Request:
-    """Make a request that has no session."""
     require_tokens(served, prompt)
     require_generation(served)
     if body.n > service.settings.max_streams:
@@ -125,9 +121,6 @@ async def _answer(
     return events.stream(answer.stream(events)) if body.stream else await events.collect(answer.collect(events))
 
 
-# --- responses ---
-
-
 @dataclass
 class _Delta:
     """A part of one choice, or all of it."""
@@ -139,13 +132,7 @@ class _Delta:
 
 
 class _Answer:
-    """Turns a request's events into a response, as a stream of deltas or as one.
-
-    Args:
-        request: the request.
-        body: what was asked.
-        echo: a text that every choice begins with.
-    """
+    """Turns a request's events into a response, as a stream of deltas or as one."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -162,7 +149,6 @@ class _Answer:
         self._read: list[TokenEvent] = []
 
     def choice(self, delta: _Delta) -> dict[str, Any]:
-        """Return the fields of a whole choice, apart from those that all choices have."""
         raise NotImplementedError
 
     def chunk(self, delta: _Delta) -> dict[str, Any]:
@@ -170,11 +156,9 @@ class _Answer:
         return self.choice(delta)
 
     def logprobs(self, delta: _Delta) -> dict[str, Any] | None:
-        """Return what is reported about the tokens."""
         raise NotImplementedError
 
     def opening(self) -> list[_Delta]:
-        """Return what a stream begins with."""
         return []
 
     async def collect(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
@@ -254,11 +238,9 @@ class _Completion(_Answer):
         self._offsets = [0] * body.n
 
     def choice(self, delta: _Delta) -> dict[str, Any]:
-        """Return the text."""
         return {"text": delta.text}
 
     def logprobs(self, delta: _Delta) -> dict[str, Any]:
-        """Return what is reported about the tokens, as lists."""
         text_of, offsets = self._request.model.text_of, []
         for event in delta.tokens:
             offsets.append(self._offsets[delta.choice])
@@ -286,7 +268,6 @@ class _Chat(_Answer):
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choice(self, delta: _Delta) -> dict[str, Any]:
-        """Return the message."""
         return {"message": {"role": "assistant", "content": delta.text}}
 
     def chunk(self, delta: _Delta) -> dict[str, Any]:
@@ -296,11 +277,9 @@ class _Chat(_Answer):
         return {"delta": {"content": delta.text} if delta.text else {}}
 
     def opening(self) -> list[_Delta]:
-        """Return one delta for each choice, which names the role."""
         return [_Delta(choice) for choice in range(self._body.n)]
 
     def logprobs(self, delta: _Delta) -> dict[str, Any]:
-        """Return what is reported about the tokens, an object for each."""
         content = [
             self._logprob(event.id, event.logprob)
             | {"top_logprobs": [self._logprob(one.id, one.logprob) for one in event.alternatives]}

@@ -1,7 +1,4 @@
-"""A request to a stream: tokens to read, tokens to write, and the events that report on them.
-
-The HTTP side makes requests and submits them to the engine; from then on only the engine changes them.
-"""
+"""A request to a stream, which only the engine changes once it is submitted, and the events that report on it."""
 
 import base64
 import math
@@ -22,22 +19,15 @@ _MOST_CHECKPOINTS = 64
 
 
 class TokenDetails(NamedTuple):
-    """Which details of a token to report.
-
-    logprob: its log-probability.
-    alternatives: this many of the likeliest tokens in its place.
-    answers: for tokens that are read, this many of the likeliest outputs after each.
-    gates: the transitions with which the model reads it, for at most this many channels of a layer; 0 for none.
-    """
+    """Which details of a token to report."""
 
     logprob: bool = False
-    alternatives: int = 0
-    answers: int = 0
-    gates: int = 0
+    alternatives: int = 0  # this many of the likeliest tokens in its place
+    answers: int = 0  # for tokens that are read, this many of the likeliest outputs after each
+    gates: int = 0  # the transitions with which the model reads it, for at most this many channels of a layer
 
     @property
     def of_prediction(self) -> bool:
-        """Whether the logits before the token are needed."""
         return self.logprob or self.alternatives > 0
 
 
@@ -52,16 +42,11 @@ class TokenLogprob(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token that was read or written.
+    """A token that was read or written."""
 
-    choice: index of the continuation that it belongs to.
-    text: what it adds to the text; "" inside a letter of several bytes, or while a stop text may begin.
-    gates: see `gates_of`.
-    """
-
-    choice: int
+    choice: int  # index of the continuation that it belongs to
     id: int
-    text: str
+    text: str  # what it adds; "" inside a letter of several bytes, or while a stop text may begin
     was_read: bool = False
     logprob: float | None = None
     alternatives: tuple[TokenLogprob, ...] = ()
@@ -70,17 +55,12 @@ class TokenEvent(NamedTuple):
 
 
 class EndEvent(NamedTuple):
-    """The end of one continuation, or of a request that only reads.
-
-    reason: "stop", "length", "read", "cancelled", "timeout" or "error".
-    text: the text that was held back.
-    message: describes the error.
-    """
+    """The end of one continuation, or of a request that only reads."""
 
     choice: int
-    reason: str
+    reason: str  # "stop", "length", "read", "cancelled", "timeout" or "error"
     state: StreamState
-    text: str = ""
+    text: str = ""  # that was held back
     message: str = ""
 
 
@@ -89,37 +69,24 @@ Event = TokenEvent | EndEvent
 
 @dataclass(eq=False)
 class Request:
-    """Tokens for a stream to read, and any number of continuations to write after them.
-
-    Args:
-        model: runs it.
-        start: the stream before it.
-        tokens: to read.
-        configs: one for each continuation; empty if it only reads.
-        details: what to report about each token.
-        reports_prompt: report the tokens that are read, too.
-        checkpoint_every: keep the state every so many tokens; 0 for never.
-        deadline: on the clock of `time.monotonic`.
-    """
+    """Tokens for a stream to read, and any number of continuations to write after them."""
 
     model: ServedModel
     start: StreamState
     tokens: list[int]
-    configs: list[GenerationConfig]
+    configs: list[GenerationConfig]  # one for each continuation
     details: TokenDetails = _NO_DETAILS
     reports_prompt: bool = True
-    checkpoint_every: int = 0
-    deadline: float = float("inf")
+    checkpoint_every: int = 0  # tokens; 0 for never
+    deadline: float = float("inf")  # on the clock of `time.monotonic`
     is_cancelled: bool = False
     n_read: int = 0
-    prompt_state: Any = None
-    """The model's state after the `n_read` tokens of `to_read`; None before the first."""
+    prompt_state: Any = None  # the model's state after the `n_read` tokens of `to_read`; None before the first
     checkpoints: list[StreamState] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
 
     @property
     def n_sequences(self) -> int:
-        """How many of the engine's slots it takes."""
         return max(1, len(self.configs))
 
     @property
@@ -134,12 +101,10 @@ class Request:
 
     @property
     def is_reported(self) -> bool:
-        """Whether there is anything to report about the tokens that it reads."""
         return self.reports_prompt and bool(self.tokens) and any(self.details)
 
     @cached_property
     def prompt_report(self) -> "_PromptReport":
-        """Reports the tokens that are read."""
         return _PromptReport(self)
 
     @property
@@ -150,7 +115,6 @@ class Request:
         return 1 + self.details.alternatives + self.details.answers + n_gates // 64
 
     def interruption(self, now: float) -> str | None:
-        """Return the reason why it must end now, if there is one."""
         if self.is_cancelled:
             return "cancelled"
         return "timeout" if now > self.deadline else None
@@ -164,41 +128,23 @@ class Request:
 
 
 class Sequence:
-    """One continuation of a request, while it is written in a batch.
-
-    Args:
-        request: the request.
-        choice: the index of the continuation.
-        start: where it begins; its model state moves into the batch.
-    """
+    """One continuation of a request, while it is written in a batch, which holds its model state."""
 
     def __init__(self, request: Request, choice: int, start: StreamState) -> None:
         self.request, self.choice = request, choice
         config = request.configs[choice]
         self.generation = Generation(config)
-        self._stream = start._replace(model_state=None)
+        self.stream = start._replace(model_state=None)
         tokenizer = request.model.tokenizer
         self._text = None if tokenizer is None else GeneratedText(tokenizer, start.recent, config.stop)
         self.finish_reason: str | None = None
 
-    @property
-    def recent(self) -> tuple[int, ...]:
-        """The last tokens, oldest first."""
-        return self._stream.recent
-
-    @property
-    def position(self) -> int:
-        """The number of tokens of the stream."""
-        return self._stream.position
-
     def state(self, model_state: Any) -> StreamState:
-        """Return the stream, given its part of the batch's state."""
-        return self._stream._replace(model_state=model_state)
+        return self.stream._replace(model_state=model_state)
 
     def append(self, token: int) -> str:
-        """Append a chosen token; return the text that it settles."""
         self.generation.count(token)
-        self._stream = self._stream.after((token,), None)
+        self.stream = self.stream.after((token,), None)
         text = str(token) if self._text is None else self._text.add(token)
         if self._text is not None and self._text.is_over:
             self.finish_reason = "stop"
@@ -207,24 +153,16 @@ class Sequence:
         return text
 
     def flush(self) -> str:
-        """Return the text that is still held back."""
         return "" if self._text is None else self._text.flush()
 
 
-# --- details ---
-
-
 class _PromptReport:
-    """Makes the events of the tokens that a request reads, chunk by chunk.
-
-    A token's log-probability comes from the logits before it, everything else from reading it. So the logits after the
-    last token of a chunk are kept for the next chunk.
-    """
+    """Makes the events of the tokens that a request reads, chunk by chunk."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._n_reported = 0
-        self._logits: Tensor | None = None  # before the token that is reported next
+        self._logits: Tensor | None = None  # before the token that is reported next, for its log-probability
         self._text = request.model.text_pieces(request.start.recent)
 
     def chunk(self, tokens: list[int], hidden: Tensor, state: Any) -> list[TokenEvent]:

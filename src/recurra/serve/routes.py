@@ -42,9 +42,6 @@ async def _named(name: Annotated[str, Path(pattern=NAME)], by: _By) -> Session:
 _Named = Annotated[Session, Depends(_named)]
 
 
-# --- sessions ---
-
-
 @router.post("", status_code=201)
 async def _open_session(body: OpenBody, by: _By) -> dict[str, Any]:
     """Open a session."""
@@ -132,9 +129,6 @@ def _session_json(session: Session) -> dict[str, Any]:
         "state_bytes": session.model.state_bytes,
         "cache_bytes": session.model.cache_bytes_per_token * session.state.position,
     }
-
-
-# --- reading and writing ---
 
 
 @router.post("/{name}/feed", response_model=None)

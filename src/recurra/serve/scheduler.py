@@ -31,7 +31,6 @@ class PrefillChunk(NamedTuple):
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens in all."""
         return len(self.requests) * self.length
 
 
@@ -42,11 +41,9 @@ class _Pace:
         self._token_seconds = self._step_seconds = 0.0
 
     def note_chunk(self, n_tokens: int, seconds: float) -> None:
-        """Learn how long a chunk took."""
         self._token_seconds = _smoothed(self._token_seconds, seconds / n_tokens)
 
     def note_step(self, seconds: float) -> None:
-        """Learn how long a step of a batch took."""
         self._step_seconds = _smoothed(self._step_seconds, seconds)
 
     def chunk_tokens(self, is_writing: bool) -> int:
@@ -63,12 +60,7 @@ def _smoothed(old: float, new: float) -> float:
 
 
 class Scheduler:
-    """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's.
-
-    Args:
-        max_streams: sequences that are read or written at the same time.
-        max_queue: requests that wait.
-    """
+    """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's."""
 
     def __init__(self, max_streams: int, max_queue: int) -> None:
         self._max_streams, self._max_queue = max_streams, max_queue
@@ -80,12 +72,10 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        """How many requests wait."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is read."""
         return not self._waiting and not self._reading
 
     def add(self, request: Request) -> None:
@@ -134,11 +124,9 @@ class Scheduler:
         return done
 
     def release(self, n_streams: int) -> None:
-        """Free the slots of sequences that have ended."""
         self.n_streams -= n_streams
 
     def remove(self, request: Request) -> None:
-        """Take out a request whose prompt is read."""
         self._reading.remove(request)
 
     def drop(self, now: float) -> list[tuple[Request, bool]]:

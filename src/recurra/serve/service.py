@@ -24,13 +24,7 @@ _LOG = logging.getLogger("recurra.serve")
 
 
 class Service:
-    """A server's models and what runs them.
-
-    Args:
-        models: at least one, with distinct names; the first is the default.
-        settings: the limits.
-        threads: for torch and the kernels; None leaves it to torch.
-    """
+    """A server's models and what runs them."""
 
     def __init__(self, models: list[ServedModel], settings: ServeSettings, threads: int | None = None) -> None:
         self.settings, self.models = settings, {model.name: model for model in models}
@@ -41,7 +35,6 @@ class Service:
         self.metrics = _Metrics(self.engine, self.sessions)
 
     def note_request(self, route: str, status: int, seconds: float) -> None:
-        """Count and log a request."""
         self.metrics.note_request(route, status, seconds)
         _LOG.info("request", extra={"route": route, "status": status, "seconds": round(seconds, 4)})
 
@@ -62,11 +55,9 @@ class Service:
                 raise ApiError(400, message, param=name, code="too_many_tokens")
 
     def deadline(self) -> float:
-        """Return the time by which a request that begins now must end."""
         return time.monotonic() + self.settings.request_seconds
 
     async def start(self) -> None:
-        """Start the engine; its events go to the running loop."""
         self.engine.start()
 
     async def stop(self) -> None:
@@ -75,9 +66,6 @@ class Service:
         await asyncio.sleep(0)  # the last events are on their way
         await self.sessions.settle()
         await asyncio.to_thread(self.store.close)
-
-
-# --- callers ---
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,6 @@ class Caller:
 
 
 def caller(request: Request) -> Caller:
-    """Identify the caller."""
     service: Service = request.app.state.service
     keys = service.settings.api_keys
     if not keys:
@@ -107,8 +94,6 @@ def caller(request: Request) -> Caller:
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
-
-# --- metrics ---
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -129,12 +114,10 @@ class _Metrics(Collector):
         return Histogram(name, help_, labels, buckets=_SECONDS, registry=self._registry)
 
     def note_request(self, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield what is counted elsewhere."""
         counters, scheduler = self._engine.counters, self._engine.scheduler
         yield CounterMetricFamily("recurra_tokens_read", "Tokens read.", value=counters.read)
         yield CounterMetricFamily("recurra_tokens_written", "Tokens written.", value=counters.written)
@@ -145,7 +128,6 @@ class _Metrics(Collector):
         yield GaugeMetricFamily("recurra_sessions_resident", "Sessions in memory.", value=self._sessions.n_resident)
 
     def text(self) -> bytes:
-        """Return everything in Prometheus's text format."""
         counters = self._engine.counters
         for durations, histogram in ((counters.first_token, self._first), (counters.step_seconds, self._steps)):
             while durations:

@@ -57,17 +57,14 @@ class _Checkpoints:
             self._set(next(iter(self._states)), [])
 
     def up_to(self, session: Hashable, position: int) -> list[StreamState]:
-        """Return the states of a session up to `position`, in order."""
         if session in self._states:
             self._states.move_to_end(session)
         return [state for state in self._states.get(session, ()) if state.position <= position]
 
     def cut(self, session: Hashable, position: int) -> None:
-        """Forget the states of a session after `position`."""
         self._set(session, self.up_to(session, position))
 
     def forget(self, session: Hashable) -> None:
-        """Forget all states of a session."""
         self._set(session, [])
 
     def _set(self, session: Hashable, states: list[StreamState]) -> None:
@@ -87,14 +84,12 @@ class Session:
     transcript: Transcript
     created: float
     used: float
-    n_written: int = 0
-    """Tokens of the transcript that are on disk; -1 if it has to be written anew."""
+    n_written: int = 0  # tokens of the transcript that are on disk; -1 if it has to be written anew
     n_parts: int = 0
     is_busy: bool = False
 
     @property
     def name(self) -> str:
-        """What its owner calls it."""
         return self.key[1]
 
     def record(self) -> SessionRecord:
@@ -107,7 +102,6 @@ class Session:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Refuse other requests meanwhile."""
         self.is_busy = True
         try:
             yield
@@ -115,21 +109,13 @@ class Session:
             self.is_busy = False
 
     def require_idle(self) -> None:
-        """Raise ApiError if it has a request that is not over."""
         if self.is_busy:
             message = f"session {self.name!r} has a turn that is not over; wait for it, or hang up on it"
             raise ApiError(409, message, code="session_busy", retry_after=1)
 
 
 class Sessions:
-    """The sessions of all keys.
-
-    Args:
-        models: by name.
-        engine: runs their requests.
-        kept: where they are written.
-        settings: the limits.
-    """
+    """The sessions of all keys."""
 
     def __init__(
         self, models: dict[str, ServedModel], engine: AsyncEngine, kept: SessionStore, settings: ServeSettings
@@ -143,17 +129,12 @@ class Sessions:
 
     @property
     def n_resident(self) -> int:
-        """How many are in memory."""
         return len(self._resident)
 
-    # --- coming and going ---
-
     async def open(self, owner: str, model: ServedModel, name: str | None) -> Session:
-        """Begin a session."""
         return await self._add(owner, name, model, model.start, Transcript(self._settings.max_tokens))
 
     async def get(self, owner: str, name: str) -> Session:
-        """Find a session, in memory or on disk."""
         key = (owner, name)
         async with self._lock(key):
             session = self._resident.get(key) or await self._load(key)
@@ -167,7 +148,6 @@ class Sessions:
         return [(info, names.get(info.model)) for info in found]
 
     async def close(self, owner: str, name: str) -> None:
-        """Delete a session."""
         key = (owner, name)
         async with self._lock(key):
             session = self._resident.get(key)
@@ -178,8 +158,6 @@ class Sessions:
                     raise _unknown_session(name)
                 self._resident.pop(key, None)
             self._checkpoints.forget(key)
-
-    # --- going back ---
 
     async def fork(self, session: Session, name: str | None, position: int | None) -> Session:
         """Begin a session that continues from a position of another; None for its end."""
@@ -193,7 +171,6 @@ class Sessions:
         return twin
 
     async def rewind(self, session: Session, position: int) -> None:
-        """Go back to a position."""
         self._require_current(session, session.state)
         with session.busy():
             session.state = await self._state_at(session, position)
@@ -228,8 +205,6 @@ class Sessions:
             raise ApiError(503, f"the tokens could not be read again: {end.reason}")
         self._checkpoints.add(session.key, request.checkpoints)
         return end.state
-
-    # --- requests ---
 
     async def run(self, session: Session, request: Request) -> AsyncGenerator[list[Event], None]:
         """Run a request from the end of a session and yield its events; the last comes after it is on disk.
@@ -299,8 +274,6 @@ class Sessions:
         """Wait until all requests have ended and are written."""
         if self._running:
             await asyncio.wait(self._running)
-
-    # --- memory and disk ---
 
     def _require_current(self, session: Session, state: StreamState) -> None:
         """Refuse a session that is busy, has left `state`, or was deleted or read anew since it was found."""

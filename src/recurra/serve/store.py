@@ -1,8 +1,7 @@
-"""What lasts of a session: its transcript, its state as bytes, and the database that keeps both.
+"""What lasts of a session: its transcript, its state as bytes, and the SQLite database that keeps both.
 
-The database is SQLite in WAL mode, written after every request. A killed process loses nothing that was committed, and
-a commit is whole or not there at all. All calls run on one thread, and those that wait when a transaction begins share
-it: many small requests cost one commit.
+All calls run on one thread, and those that wait when a transaction begins share it: many small requests cost one
+commit. A killed process loses nothing that was committed.
 """
 
 import asyncio
@@ -41,12 +40,7 @@ class TranscriptPart(NamedTuple):
 
 
 class Transcript:
-    """The last tokens of a stream, with their log-probabilities and origins.
-
-    Args:
-        most: keep at least this many, if there are as many.
-        first: the position of the first token.
-    """
+    """The last tokens of a stream, with their log-probabilities and origins."""
 
     def __init__(self, most: int, first: int = 0) -> None:
         self._most = most
@@ -59,7 +53,6 @@ class Transcript:
         return self.first + len(self._tokens)
 
     def append(self, token: int, logprob: float | None, origin: int) -> None:
-        """Add a token."""
         self._tokens.append(token)
         self._logprobs.append(float("nan") if logprob is None else logprob)
         self._origins.append(origin)
@@ -71,13 +64,11 @@ class Transcript:
         self.first += count
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Return the tokens from `start` to before `end`."""
         if not self.first <= start <= end <= len(self):
             raise LookupError(f"positions {start} to {end} of tokens {self.first} to {len(self)}")
         return self._tokens[start - self.first : end - self.first].tolist()
 
     def entries(self, start: int, end: int) -> list[tuple[int, float, int]]:
-        """Return kept tokens with their log-probabilities and origins."""
         part = slice(start - self.first, end - self.first)
         return list(zip(self._tokens[part], self._logprobs[part], self._origins[part]))
 
@@ -88,7 +79,6 @@ class Transcript:
         del self._tokens[n:], self._logprobs[n:], self._origins[n:]
 
     def copy(self, end: int) -> "Transcript":
-        """Return the transcript up to `end`."""
         twin = Transcript(self._most, self.first)
         twin._tokens, twin._logprobs, twin._origins = self._tokens[:], self._logprobs[:], self._origins[:]
         twin.cut(end)
@@ -113,8 +103,6 @@ class Transcript:
         return made
 
 
-# --- states as bytes ---
-
 _STRUCTURE = "structure"
 
 
@@ -128,7 +116,6 @@ def pack(state: Any) -> bytes:
 
 
 def unpack(packed: bytes, model: nn.Module) -> Any:
-    """Return the state of `model` that was packed."""
     try:
         # copies, each in its own memory: views would keep the bytes of all alive
         tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
@@ -137,8 +124,6 @@ def unpack(packed: bytes, model: nn.Module) -> Any:
     except Exception as error:  # safetensors has errors of its own
         raise ValueError(f"a saved state cannot be read: {error}") from error
 
-
-# --- the database ---
 
 _APPLICATION = 0x52656331
 """Marks a database as ours, in this layout."""
@@ -176,11 +161,7 @@ class SessionInfo(NamedTuple):
 
 
 class SessionStore:
-    """The database of sessions.
-
-    Args:
-        path: its file; None keeps it in memory.
-    """
+    """The database of sessions."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future] | None] = queue.SimpleQueue()
@@ -204,8 +185,6 @@ class SessionStore:
         """Commit what waits, and close the database."""
         self._calls.put(None)
         self._thread.join()
-
-    # --- the thread ---
 
     def _run(self, path: Path | None) -> None:
         try:
@@ -290,9 +269,6 @@ def _set_up(database: sqlite3.Connection, path: Path | None) -> None:
     database.executescript(f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; COMMIT;")
 
 
-# --- actions ---
-
-
 def write(
     record: SessionRecord, part: TranscriptPart | None, *, is_all: bool = False
 ) -> Callable[[sqlite3.Connection], None]:
@@ -335,13 +311,11 @@ def read(owner: str, name: str) -> Callable[[sqlite3.Connection], tuple[SessionR
 
 
 def delete(owner: str, name: str) -> Callable[[sqlite3.Connection], bool]:
-    """Delete a session; return whether there was one."""
     query = "DELETE FROM sessions WHERE owner = ? AND name = ?"
     return lambda database: database.execute(query, (owner, name)).rowcount > 0
 
 
 def infos(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connection], list[SessionInfo]]:
-    """List the sessions of an owner by name, those after `after`."""
     query = (
         "SELECT name, model, created, used, position FROM sessions WHERE owner = ? AND name > ? ORDER BY name LIMIT ?"
     )
@@ -349,6 +323,5 @@ def infos(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connecti
 
 
 def count(owner: str) -> Callable[[sqlite3.Connection], int]:
-    """Count the sessions of an owner."""
     query = "SELECT count(*) FROM sessions WHERE owner = ?"
     return lambda database: int(database.execute(query, (owner,)).fetchone()[0])

@@ -26,11 +26,6 @@ class EventQueue(AsyncIterator[list[Event]]):
 
     A client may read slowly, or not at all. If more than the limit waits when others come, the request is cancelled;
     nothing of what was reported until then is lost, and its end comes, too.
-
-    Args:
-        request: whose events they are.
-        cancel: ends the request early.
-        most: numbers that may wait.
     """
 
     def __init__(self, request: Request, cancel: Callable[[Request], None], most: int = _MOST_WAITING) -> None:
@@ -41,7 +36,6 @@ class EventQueue(AsyncIterator[list[Event]]):
         self._changed = asyncio.Event()
 
     def put(self, events: list[Event]) -> None:
-        """Add events."""
         # the new ones do not count: the engine may report more at once, and nobody had the time to take them
         if len(self._waiting) * self._request.numbers_per_token > self._most and not self._request.is_cancelled:
             self._cancel(self._request)
@@ -66,11 +60,7 @@ class EventQueue(AsyncIterator[list[Event]]):
 
 
 class AsyncEngine(Engine):
-    """An engine whose events go to coroutines of one event loop, in one call per round.
-
-    Args:
-        limits: those of `Engine`.
-    """
+    """An engine whose events go to coroutines of one event loop, in one call per round."""
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(self._to_loop, **limits)
@@ -78,7 +68,6 @@ class AsyncEngine(Engine):
         self._queues: dict[Request, EventQueue] = {}
 
     def start(self) -> None:
-        """Start the thread; events go to the running loop."""
         self._loop = asyncio.get_running_loop()
         super().start()
 
@@ -141,10 +130,7 @@ class EventStream(AsyncIterator[list[Event]]):
         return _EventSourceResponse(closing())
 
     async def collect(self, answer: Awaitable[dict[str, Any]]) -> fastapi.Response:
-        """Wait for an answer made from these events and send it in one piece.
-
-        It is plain data. FastAPI would walk through it on the event loop, which takes up to a millisecond per token.
-        """
+        """Send an answer in one piece, past FastAPI, which takes up to a millisecond per token."""
         try:
             body = await unless_gone(self._client, answer)
         finally:

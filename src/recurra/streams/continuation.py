@@ -68,12 +68,7 @@ class Generation:
         return None if self.config.max_tokens is None else self.config.max_tokens - self.n_tokens
 
     def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
-        """Choose the next token; `is_over` tells whether it is the last.
-
-        Args:
-            logits: after the stream's last token.
-            recent: the stream's last tokens.
-        """
+        """Choose the next token after the logits; `is_over` tells whether it is the last."""
         (token,) = choose_all([self], logits[None], [recent])
         return token
 
@@ -219,7 +214,6 @@ class _StopText:
         self.found = False
 
     def add(self, piece: str) -> str:
-        """Give what can be passed on now; `found` tells whether the text has ended."""
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         self.found = bool(places)
@@ -228,7 +222,6 @@ class _StopText:
         return text[:end]
 
     def flush(self) -> str:
-        """Give what is still held back when the text ends without a stop."""
         held, self._held = self._held, ""
         return held
 

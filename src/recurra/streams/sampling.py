@@ -47,36 +47,23 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require_positive(repetition_penalty=self.repetition_penalty)
-        require(
-            1 <= self.repetition_window <= RECENT_TOKENS,
-            "repetition_window",
-            self.repetition_window,
-            f"a number from 1 to {RECENT_TOKENS}",
-        )
+        fits = 1 <= self.repetition_window <= RECENT_TOKENS
+        require(fits, "repetition_window", self.repetition_window, f"a number from 1 to {RECENT_TOKENS}")
         require_whole_number(1, repetition_window=self.repetition_window)
         has_effect = self.repetition_penalty != 1 or self.repetition_window == RECENT_TOKENS
         expected = f"{RECENT_TOKENS} without a repetition penalty, which alone looks at it"
         require(has_effect, "repetition_window", self.repetition_window, expected, "set repetition_penalty")
-        require(
-            self.temperature >= 0 and math.isfinite(self.temperature),
-            "temperature",
-            self.temperature,
-            "0, which takes the likeliest token, or a finite number above 0",
-        )
+        fits = self.temperature >= 0 and math.isfinite(self.temperature)
+        expected = "0, which takes the likeliest token, or a finite number above 0"
+        require(fits, "temperature", self.temperature, expected)
         if self.top_k is not None:
             require_whole_number(1, top_k=self.top_k)
         shares = {"top_p": self.top_p, "min_p": self.min_p}
         require_share(**{name: share for name, share in shares.items() if share is not None})
         if self.temperature == 0:
             for name in ("top_k", "top_p", "min_p"):
-                value = getattr(self, name)
-                require(
-                    value is None,
-                    name,
-                    value,
-                    "None at temperature 0, which takes the likeliest token",
-                    f"omit {name}, or set a temperature above 0",
-                )
+                value, expected = getattr(self, name), "None at temperature 0, which takes the likeliest token"
+                require(value is None, name, value, expected, f"omit {name}, or set a temperature above 0")
 
 
 _SMALLEST_TEMPERATURE = 1e-20  # below it, logits / temperature would overflow; the likeliest tokens share it all
@@ -108,11 +95,7 @@ def distribution(
 ) -> Float[Tensor, "*batch V"]:
     """Give the probabilities, in float64, from which `sample` draws; at temperature 0 all of it is on one token.
 
-    Args:
-        logits, config, recent: as for `sample`.
-
-    Raises:
-        ValueError: there is no token to choose (see `draw`).
+    Arguments and errors are those of `sample`.
     """
     logits = _adjusted(logits, config, recent)
     if config.temperature == 0:
@@ -149,17 +132,9 @@ def penalise_repetition(
 ) -> Float[Tensor, "*batch V"]:
     """Make recent tokens less likely: divide their positive logits by `penalty`, multiply their negative ones.
 
-    The method of CTRL (arXiv 1909.05858, section 4.1). How often a token occurs in `recent` makes no difference. The
-    paper divides every logit, which would raise negative ones; multiplying those is common practice. The penalty acts
-    on the numbers as given: log-probabilities, such as an adaptive softmax gives, are all negative.
-
-    Args:
-        logits: of any batch.
-        recent: token ids for each row, any number of them.
-        penalty: 1 changes nothing; below 1 favours repetition.
-
-    Raises:
-        ValueError: the penalty is not a finite number above 0.
+    The method of CTRL (arXiv 1909.05858, section 4.1), but negative logits are multiplied, as is common practice:
+    dividing would raise them. How often a token occurs in `recent` makes no difference. A penalty of 1 changes nothing.
+    Raises ValueError if it is not a finite number above 0.
     """
     require_positive(penalty=penalty)
     logits = at_least_float32(logits)
@@ -168,10 +143,9 @@ def penalise_repetition(
 
 
 def apply_temperature(logits: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
-    """Give logits / temperature: below 1 favours likely tokens, above 1 unlikely ones.
+    """Give logits / temperature: below 1 favours likely tokens, above 1 unlikely ones; the limit at 0 is `greedy`.
 
-    Raises:
-        ValueError: the temperature is not a finite number above 0. Its limit at 0 is `greedy`.
+    Raises ValueError if the temperature is not a finite number above 0.
     """
     require_positive(temperature=temperature)
     return at_least_float32(logits) / temperature
@@ -180,12 +154,7 @@ def apply_temperature(logits: Float[Tensor, "*batch V"], temperature: float) -> 
 def keep_top_k(logits: Float[Tensor, "*batch V"], k: int) -> Float[Tensor, "*batch V"]:
     """Set all but the k largest logits to -inf (Fan et al., arXiv 1805.04833, section 5.4).
 
-    Logits equal to the k-th largest stay too, so the order of the vocabulary decides nothing. If k is V or more, all
-    stay.
-
-    Raises:
-        TypeError: k is not a whole number.
-        ValueError: k is below 1.
+    Logits equal to the k-th largest stay too. Raises TypeError or ValueError if k is not a whole number from 1.
     """
     require_whole_number(1, k=k)
     logits = at_least_float32(logits)
@@ -197,10 +166,7 @@ def keep_top_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*b
     """Keep the fewest likeliest tokens whose probabilities sum to p or more; set all other logits to -inf.
 
     Nucleus sampling (Holtzman et al., arXiv 1904.09751, section 3.1). The likeliest token always stays, and so do
-    tokens as likely as the last one kept. The sums are in float64. If p is 1, all stay.
-
-    Raises:
-        ValueError: p is not in (0, 1].
+    tokens as likely as the last one kept. The sums are in float64. Raises ValueError if p is not in (0, 1].
     """
     require_share(p=p)
     logits = at_least_float32(logits)
@@ -215,8 +181,7 @@ def keep_top_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*b
 def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:
     """Set the logits of tokens less than p times as likely as the likeliest to -inf (Nguyen et al., arXiv 2407.01082).
 
-    Raises:
-        ValueError: p is not in (0, 1].
+    Raises ValueError if p is not in (0, 1].
     """
     require_share(p=p)
     logits = at_least_float32(logits)
@@ -227,11 +192,7 @@ def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*b
 
 
 def greedy(logits: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch"]:
-    """Give the likeliest token, the first one if several are equal.
-
-    Raises:
-        ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
-    """
+    """Give the likeliest token, the first one if several are equal. Raises ValueError as `draw`."""
     _require_a_distribution(logits)
     return logits.argmax(-1)
 
@@ -242,10 +203,7 @@ def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[T
     One number u in [0, 1) is drawn for each row, and the token is the first one at which the sum of the probabilities,
     in float64 and in the vocabulary's order, is beyond u.
 
-    Args:
-        logits: of any batch.
-        generator: the only source of chance, on the logits' device: equal logits and equally seeded generators give
-            equal tokens.
+    The generator, on the logits' device, is the only source of chance: equal logits and seeds give equal tokens.
 
     Raises:
         ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
@@ -272,9 +230,7 @@ def _require_a_distribution(logits: Tensor) -> None:
 class TokenChoice(NamedTuple):
     """How to choose the next token of one stream of a batch.
 
-    config: the settings.
-    generator: the only source of chance, on the CPU; unused at temperature 0.
-    recent: the stream's last tokens, oldest first, for the repetition penalty.
+    `generator`, on the CPU, is the only source of chance; `recent` are the last tokens, for the repetition penalty.
     """
 
     config: SamplingConfig
@@ -290,8 +246,8 @@ def choose(
     Args:
         logits: after the last token of each stream.
         choices: how to choose for each.
-        backend: "numba" runs one kernel over all streams, "reference" runs `sample` for one after the other, on the
-            CPU too; "auto" takes the kernel where Numba is installed. Their tokens differ only where rounding decides.
+        backend: "numba" runs one kernel over all streams, "reference" `sample` for one after the other; "auto" takes
+            the kernel where Numba is installed. Their tokens differ only where rounding decides.
 
     Returns:
         A token for every stream, or the error of one that has none to choose (see `draw`).

@@ -30,11 +30,7 @@ class _Read(NamedTuple):
 
 
 class _ModelAhead:
-    """The stream of the model: a call reads a draft, and the stream follows if all of it is given out.
-
-    Args:
-        stream: stands after the last token that was given out.
-    """
+    """The stream of the model, after the last token given out: it follows a call if all of its draft is given out."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -43,11 +39,9 @@ class _ModelAhead:
 
     @property
     def recent(self) -> tuple[int, ...]:
-        """The last tokens that were given out."""
         return (*self._stream.recent, *self._unread)[-RECENT_TOKENS:]
 
     def read(self, drafted: list[int]) -> Float[Tensor, "n V"]:
-        """Give the logits after the last token that was given out, and after each drafted one, from one call."""
         if len(self._unread) > _LONGEST_UNREAD or not drafted:
             self.settle()
         if not drafted:
@@ -60,25 +54,19 @@ class _ModelAhead:
         return logits[0] if self._unread else torch.cat([self._stream.logits[None], logits[0]])
 
     def take(self, token: int) -> None:
-        """Note a token that is given out."""
         self._unread.append(token)
         if self._read is not None and self._read.tokens == self._unread:
             self._stream.advance(torch.tensor(self._unread, device="cpu"), self._read.logits, self._read.state)
             self._unread, self._read = [], None
 
     def settle(self) -> None:
-        """Let the stream read all that was given out."""
         if self._unread:
             self._stream.feed(self._unread)
         self._unread, self._read = [], None
 
 
 class _DraftAhead:
-    """The stream of the draft model: it reads each token that it drafts, and goes back to the last one given out.
-
-    Args:
-        stream: stands after the last token that was given out.
-    """
+    """The stream of the draft model: it reads each token that it drafts, and goes back to the last one given out."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -89,7 +77,6 @@ class _DraftAhead:
     def draw(
         self, n_tokens: int, sampling: SamplingConfig, generator: torch.Generator
     ) -> tuple[list[int], list[Float[Tensor, " V"]]]:
-        """Choose tokens one by one; give them, and the probabilities that each was drawn from."""
         if not n_tokens:
             return [], []
         self.settle()
@@ -104,11 +91,9 @@ class _DraftAhead:
         return list(self._drafted), shares
 
     def take(self, token: int) -> None:
-        """Note a token that is given out."""
         self._taken.append(token)
 
     def settle(self) -> None:
-        """Let the stream read all that was given out, and nothing else."""
         same = [drafted == taken for drafted, taken in zip(self._drafted, self._taken)]
         n_kept = min([*same, False].index(False), len(self._marks) - 1)
         self._stream.rewind(self._marks[n_kept])
@@ -144,10 +129,8 @@ class Speculation:
 
     In rounds, the draft model chooses a few tokens one by one, the model reads them in one call, and a rule accepts as
     many as keep its own distribution: the tokens are distributed as `Stream.generate` distributes them, and at
-    temperature 0 they are the same tokens, up to the rounding of logits. Any draft is right; a good one is accepted.
-
-    After a rejection the stream goes back to the state before the call. The accepted tokens are read again in front of
-    the next draft, in the same call.
+    temperature 0 they are the same, up to the rounding of logits. After a rejection the stream goes back to the state
+    before the call; the accepted tokens are read again in front of the next draft.
 
     Args:
         stream: the stream to continue; it may have read something.
@@ -265,11 +248,8 @@ def accept(
     Token i is accepted with probability min(1, p_i / q_i). The one after the last that is accepted is drawn from
     max(p - q, 0), normalised, if a token was rejected there, and from p if none was (Leviathan et al., algorithm 1).
 
-    Args:
-        drafted: K tokens.
-        draft_shares: the probabilities q from which each was drawn.
-        shares: the model's probabilities p for each of them, and for the token after all.
-        generator: the only source of chance, on the CPU.
+    `draft_shares` are the probabilities q of K drafted tokens, `shares` the model's p for each of them and for the
+    token after all. The generator, on the CPU, is the only source of chance.
 
     Returns:
         the number of accepted tokens, and the token after them.

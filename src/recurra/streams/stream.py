@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.decoding.prepare import prepare_for_decoding
 from recurra.state import concatenate_alike, map_tensors, select, split
 from recurra.streams.continuation import (
     GeneratedText,
@@ -45,11 +44,7 @@ def _ordinary(tensor: Tensor) -> Tensor:
 
 
 class Mark(NamedTuple):
-    """A place in a stream to go back to. It holds the state itself, so making one costs a reference.
-
-    stream: everything that the next step depends on.
-    model: the model that it runs through.
-    """
+    """A place in a stream of `model` to go back to. It holds the state itself, so making one costs a reference."""
 
     stream: StreamState
     model: nn.Module
@@ -58,30 +53,28 @@ class Mark(NamedTuple):
 class Stream:
     """A model and the state of one stream through it.
 
-    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position. For a
-    recurrence this is constant in size. None of these values is ever changed in place, so twins and snapshots cost
-    nothing. There are no gradients. `runner` is what the stream runs: the model, or its copy prepared for decoding.
-
-    The weights must not change while the stream lives.
+    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position: for a
+    recurrence this is constant in size. None of these is ever changed in place, so twins and snapshots cost nothing.
+    There are no gradients. The weights must not change while the stream lives.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
             load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
-        weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16",
-            "int8" or "int4" (see `recurra.decoding.prepare.prepare_for_decoding`); float32 gives the model's results up
-            to the order of sums. None runs the model itself. States have the same form either way: a stream saved with
-            one choice can be loaded with another.
+        runner: a form of the model to run instead of it, with the same states and outputs, such as what
+            `recurra.decoding.prepare_for_decoding` returns. Saved streams belong to the model: one saved with another
+            runner can be loaded.
 
     Raises:
-        ValueError: the model is in training mode, the choice of weights does not exist, or it is not None and the model
-            is not float32 on the CPU.
+        ValueError: the model is in training mode.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+    ) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
-        self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
+        self.runner = model if runner is None else runner
         self._now = StreamState()
         self._identity: ModelIdentity | None = None
 
@@ -115,8 +108,8 @@ class Stream:
 
     def fork(self) -> "Stream":
         """Give a twin that continues from here independently."""
-        twin = Stream(self.model, self.tokenizer)
-        twin.runner, twin._now, twin._identity = self.runner, self._now, self._identity
+        twin = Stream(self.model, self.tokenizer, runner=self.runner)
+        twin._now, twin._identity = self._now, self._identity
         return twin
 
     def mark(self) -> Mark:
@@ -126,8 +119,7 @@ class Stream:
     def rewind(self, mark: Mark) -> None:
         """Go back, or ahead, to a mark, exactly: one of this stream, or of any stream of the same model object.
 
-        Raises:
-            ValueError: it is a mark in a stream of another model.
+        Raises ValueError if it is a mark in a stream of another model.
         """
         if mark.model is not self.model:
             got = f"a place in a stream of another {type(mark.model).__name__}"
@@ -139,13 +131,12 @@ class Stream:
     def feed(self, what: Input) -> Float[Tensor, " V"]:
         """Read any number of tokens, or a text, and give the logits after the last one.
 
-        Each text is encoded separately: a word, or a piece of a byte-pair encoding, does not span two calls. A text at
-        the start of the stream follows the tokens that its tokenizer puts in front, if it has any (a published model's
-        <bos>); token ids are read as they are. An empty input leaves the stream unchanged.
+        Each text is encoded separately. A text at the start of the stream follows the tokens that its tokenizer puts in
+        front, if it has any (<bos>). An empty input leaves the stream unchanged.
 
         Raises:
-            ValueError: a text for a stream without a tokenizer, a tensor that is not one-dimensional, an empty input at
-                the start of the stream, or a model that is now in training mode.
+            ValueError: a text without a tokenizer, a tensor that is not one-dimensional, an empty input at the start of
+                the stream, or a model that is now in training mode.
             TypeError: the tokens are not integers.
             IndexError: a token is not in the model's vocabulary.
         """
@@ -199,9 +190,8 @@ class Stream:
             stop_tokens: generation ends after any of these, which is given out too.
 
         Raises:
-            TypeError: max_tokens is not a whole number.
-            ValueError: the stream has read nothing yet, max_tokens is below 1, or the model's outputs are not tokens
-                that it can read.
+            TypeError, ValueError: the stream has read nothing yet, an argument is out of range, or the model's outputs
+                are not tokens that it can read.
         """
         sampling = sampling or SamplingConfig()
         config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
@@ -217,16 +207,9 @@ class Stream:
     ) -> Iterator[str]:
         """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
 
-        A piece is the text of one token, with words including the blank before it. Letters are given out whole.
-
-        Args:
-            max_tokens: maximum number of tokens; None generates without end.
-            stop: texts to end at; the first to appear is left out. The stream has read it.
-            sampling: how to choose.
-            seed: of the choices.
-
-        Raises:
-            TypeError, ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
+        A piece is the text of one token; letters are given out whole. The stream ends at the first of the texts in
+        `stop`, which is left out. Errors are those of `generate`; or there is no tokenizer, or a text to stop at is
+        empty.
         """
         text = self.generated_text(stop)
         return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
@@ -315,9 +298,8 @@ def require_evaluation_mode(model: nn.Module) -> None:
 def _feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
     """Feed each stream at least one token; return the logits after the last token, and the state, without gradients.
 
-    If the model has the methods `hidden` and `head`, as all our language models do, no other logits are computed. Long
-    texts are fed in pieces, so memory does not grow with them. A single token goes to the model's `forward`, which may
-    have a faster way for it (`recurra.decoding`).
+    Long texts are fed in pieces, so memory does not grow with them, and only the last step goes through the head. A
+    single token goes to the model's `forward`, which may have a faster way for it (`recurra.decoding`).
     """
     for piece in tokens.split(max(1, _TOKENS_PER_CALL // len(tokens)), 1):
         read, head = _parts(model, piece)
@@ -346,11 +328,9 @@ def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[_Fe
     """Feed several streams at least one token each, batched as far as possible, as each would be fed alone.
 
     Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
-    text. All states of a recurrence have one layout, except at the start of a stream. The layout of a segment-level
-    model's state depends on the position in the segment, so only streams at the same position are batched.
-
-    Results agree with those of a stream alone to the precision of the model's arithmetic, not bit for bit: matrix
-    products of several rows round differently from those of one row.
+    text: all states of a recurrence, and those of a segment-level model at the same position in the segment. Results
+    agree with those of a stream alone to the precision of the model's arithmetic: products of several rows round
+    differently.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))  # the shortest text first
     results: dict[int, _FeedResult] = {}

@@ -18,16 +18,13 @@ class Streams(Mapping[Hashable, Stream]):
     """Streams by name. Each is a `Stream`, which can be used alone or, with `feed` and `generate`, beside others.
 
     Args:
-        model: as for `Stream`.
-        tokenizer: as for `Stream`.
-        weights: as for `Stream`; one prepared copy of the model serves all streams.
-
-    Raises:
-        ValueError: as for `Stream`.
+        model, tokenizer, runner: as for `Stream`.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
-        self._new = Stream(model, tokenizer, weights=weights)
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+    ) -> None:
+        self._new = Stream(model, tokenizer, runner=runner)
         self._streams: dict[Hashable, Stream] = {}
 
     @property
@@ -56,12 +53,7 @@ class Streams(Mapping[Hashable, Stream]):
         return self._add(name, self._new.fork())
 
     def fork(self, name: Hashable, twin: Hashable) -> Stream:
-        """Start the stream `twin` where `name` is now.
-
-        Raises:
-            KeyError: there is no stream `name`.
-            ValueError: the name `twin` is taken.
-        """
+        """Start the stream `twin` where `name` is now. Raises KeyError or ValueError as `close` and `open`."""
         return self._add(twin, self._streams[name].fork())
 
     def close(self, name: Hashable) -> None:
@@ -70,9 +62,8 @@ class Streams(Mapping[Hashable, Stream]):
 
     def _add(self, name: Hashable, stream: Stream) -> Stream:
         if name in self._streams:
-            raise ValueError(
-                sentence("name", f"{name!r}, an open stream", "a new one", "close that stream, or reset it")
-            )
+            got = f"{name!r}, an open stream"
+            raise ValueError(sentence("name", got, "a new one", "close that stream, or reset it"))
         self._streams[name] = stream
         return stream
 
@@ -81,12 +72,9 @@ class Streams(Mapping[Hashable, Stream]):
     def feed(self, inputs: Mapping[Hashable, Input]) -> dict[Hashable, Float[Tensor, " V"]]:
         """Feed several streams side by side and give the logits after each one's last token.
 
-        Each stream gets the result that it would get alone, to the precision of the model's arithmetic. Texts may have
-        any lengths; `recurra.streams.stream.feed_together` says which are batched. If one input is refused, no
-        stream has read anything.
-
-        Args:
-            inputs: what to read, by the streams' names. An empty input leaves its stream unchanged.
+        Each stream gets the result that it would get alone, to the precision of the model's arithmetic; `feed_together`
+        says which are batched. An empty input leaves its stream unchanged. If one input is refused, no stream has read
+        anything.
 
         Raises:
             KeyError: there is no stream of that name.
@@ -112,37 +100,20 @@ class Streams(Mapping[Hashable, Stream]):
         alone, as far as the model's arithmetic is the same (see `feed`). All have read their tokens before a round is
         given out. Between rounds streams may be fed, opened and closed; one that is closed takes no further part.
 
-        Args:
-            configs: how to continue each stream, by its name.
-
-        Yields:
-            The round's tokens, by the streams' names, in the order of `configs`.
-
         Raises:
             KeyError: there is no stream of that name.
             ValueError: as `Stream.generate`; or `stop` has texts, which `generate_text` ends at.
         """
         for config in configs.values():
-            require(
-                not config.stop, "stop", config.stop, "no texts for tokens", "call generate_text, or set stop_tokens"
-            )
+            hint = "call generate_text, or set stop_tokens"
+            require(not config.stop, "stop", config.stop, "no texts for tokens", hint)
         return self._generate(self._begin(configs))
 
     def generate_text(self, configs: Mapping[Hashable, GenerationConfig]) -> Iterator[dict[Hashable, str]]:
         """Continue the texts of several streams side by side, as `generate` does, and give them out piece by piece.
 
-        Each stream gets the text that `Stream.generate_text` would give it alone. A round leaves out the streams whose
-        token settles no text yet, and is itself left out if there are no others.
-
-        Args:
-            configs: how to continue each stream, by its name.
-
-        Yields:
-            The round's pieces of text, by the streams' names.
-
-        Raises:
-            KeyError: there is no stream of that name.
-            ValueError: as `Stream.generate_text`.
+        A round leaves out the streams whose token settles no text yet, and is itself left out if there are no others.
+        Errors are those of `generate` and `Stream.generate_text`.
         """
         texts = {name: self[name].generated_text(config.stop) for name, config in configs.items()}
         return self._generate_text(self._begin(configs), texts)
@@ -159,7 +130,6 @@ class Streams(Mapping[Hashable, Stream]):
             yield tokens
 
     def _still(self, running: _Running) -> _Running:
-        """Those that are not over, and whose stream has been neither closed nor replaced."""
         return {
             name: (stream, generation)
             for name, (stream, generation) in running.items()

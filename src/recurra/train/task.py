@@ -124,7 +124,7 @@ class Task:
         raise NotImplementedError
 
     def score_by_span(self, run: Any) -> Any:
-        """Score by memory span Raises ValueError for data without spans."""
+        """Score by memory span. Raises ValueError for data without spans."""
         raise self.refusal(run, "on Memory Horizon")
 
     def best_temperature(self, run: Any) -> float:

@@ -38,17 +38,3 @@ def test_the_last_point_on_the_edge_is_whole():
 def test_classes_are_chosen_by_their_highest_moment():
     assert _shown_classes(torch.tensor([[0.4, 0.3, 0.3], [0.0, 0.1, 0.9]]), 2) == [2, 0]
     assert _shown_classes(torch.full((1, 3), 1 / 3), 2) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("frames", "times", "ends", "names", "message"),
-    [
-        (FRAMES[:0], [], [1.0, 2.0], "abc", r"frames is \(0, .*expected at least one frame"),
-        (FRAMES, TIMES[:-1], [1.0, 2.0], "abc", f"frame_times is .*expected a time for each of {len(FRAMES)} frames"),
-        (FRAMES, TIMES, [1.0], "abc", "there are 1 ends of segments and 3 names"),
-        (FRAMES, TIMES, [1.0, 2.0], "ab", "there are 2 ends of segments and 2 names"),
-    ],
-)
-def test_what_does_not_fit_is_refused(frames, times, ends, names, message):
-    with pytest.raises(ValueError, match=message):
-        contact_sheet(frames, times, ends, PROBABILITIES, list(names))

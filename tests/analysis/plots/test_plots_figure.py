@@ -59,15 +59,6 @@ def test_a_full_disk_leaves_the_old_figure_and_names_it(tmp_path, monkeypatch, s
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_both_files_have_one_layout_and_the_figure_keeps_its_own(tmp_path):
-    figure = small()
-    engine, laid_out = figure.get_layout_engine(), []
-    engine.execute = lambda figure, execute=engine.execute: (laid_out.append(figure), execute(figure))
-    save(figure, tmp_path, "figure")
-    assert laid_out == [figure]
-    assert figure.get_layout_engine() is engine
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a/"])
 def test_a_name_is_not_a_path(tmp_path, name):
     with pytest.raises(ValueError, match=f"name is {name!r}; expected a file name without folders"):

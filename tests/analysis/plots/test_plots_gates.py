@@ -23,11 +23,6 @@ def test_heat_maps_show_the_magnitudes_and_the_means(make_record):
     np.testing.assert_allclose(figure.axes[3].lines[-1].get_ydata(), total, rtol=1e-6)
 
 
-def test_colours_run_from_0_to_1_whatever_the_values(make_record):
-    for axes in gate_magnitudes(make_record()).axes[:3]:
-        assert axes.images[0].get_clim() == (0.0, 1.0)
-
-
 def test_rows_are_named_by_layer(make_record):
     figure = gate_magnitudes(make_record(channels=(4, 2)))
     names = [axes.get_ylabel() for axes in figure.axes[:2]]
@@ -40,17 +35,6 @@ def test_resets_of_the_row_are_marked(make_record):
     for axes in figure.axes[:3]:
         assert list(axes.lines[0].get_xdata()) == [3, 14]
     assert [line.get_xdata()[0] for line in figure.axes[3].lines[:-1]] == [3, 14]
-
-
-@pytest.mark.parametrize(("sequence", "reset_token"), [(1, RESET), (0, None)])
-def test_where_there_is_no_reset_nothing_is_marked(make_record, sequence, reset_token):
-    figure = gate_magnitudes(make_record(), sequence=sequence, reset_token=reset_token)
-    assert [len(axes.lines) for axes in figure.axes[:4]] == [0, 0, 0, 1]
-
-
-def test_an_unknown_sequence_is_an_error(make_record):
-    with pytest.raises(IndexError):
-        gate_magnitudes(make_record(), sequence=2)
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")

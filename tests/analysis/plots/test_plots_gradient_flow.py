@@ -79,13 +79,6 @@ def test_borders_of_segments_lie_between_tokens():
         assert borders(axes) == [(place, GREY) for place in expected]
 
 
-def test_borders_of_runs_with_other_segments_have_their_colours():
-    figure = gradient_over_distance({"one": make(), "other": make(n=5, segments=2)})
-    first, second = COLOURS[:2]
-    assert borders(figure.axes[0]) == [(3.5, first), (0.5, first), (0.5, second)]
-    assert figure.axes[1].get_title(loc="left") == "to output 3 of 3\nto output 5 of 5"
-
-
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 @pytest.mark.parametrize(("n_runs", "at"), [(1, (0,)), (8, (0, 1, -1))])
 def test_any_number_of_runs_and_targets(tmp_path, n_runs, at):
@@ -94,15 +87,6 @@ def test_any_number_of_runs_and_targets(tmp_path, n_runs, at):
     assert save_png(figure, tmp_path, "flow").stat().st_size > 0
     assert [len(curves(axes)) for axes in figure.axes] == [2 * n_runs] * len(at) + [4 * n_runs] * len(at)
     assert len({line.get_color() for line in curves(figure.axes[0])}) == min(n_runs, len(COLOURS))
-
-
-@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
-def test_bounds_beyond_float64_are_drawn():
-    figure = gradient_over_distance({"long": make(n=70, segments=6, step_bound=50.0)})
-    figure.draw_without_rendering()
-    highest = figure.axes[2].get_ylim()[1]
-    assert highest > 308
-    assert figure.axes[2].yaxis.get_major_formatter()(600.0) == "$10^{600}$"
 
 
 def test_runs_that_do_not_fit_together_are_refused():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from recurra.analysis.plots.figure import save_png
 from recurra.analysis.plots.scores import CostPoint, perplexity_over_flops
 
 CURVES = {
@@ -47,23 +46,3 @@ def test_any_number_of_curves(n_curves):
     figure = perplexity_over_flops({f"model {i}": [CostPoint(10, 10**9 + i, 50.0 + i)] for i in range(n_curves)})
     looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
     assert len(looks) == n_curves
-
-
-@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
-def test_it_can_be_saved(tmp_path):
-    assert save_png(perplexity_over_flops(CURVES), tmp_path, "perplexity-over-flops").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("curves", "message"),
-    [
-        ({}, "curves is {}; expected at least one curve"),
-        ({"a": []}, r"curves\['a'\] is \[\]; expected at least one point"),
-        ({"a": [CostPoint(5, 0, 3.0)]}, r"a point of curves\['a'\] is \(5, 0, 3.0\); expected finite numbers above 0"),
-        ({"a": [CostPoint(5, 1, float("nan"))]}, "finite numbers above 0"),
-        ({"a": [CostPoint(5, 1, float("inf"))]}, "finite numbers above 0"),
-    ],
-)
-def test_bad_points_are_named(curves, message):
-    with pytest.raises(ValueError, match=message):
-        perplexity_over_flops(curves)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from recurra.analysis.plots.figure import save_png
 from recurra.analysis.plots.gates import _wrapped, gate_phases
 
 
@@ -32,15 +31,6 @@ def test_only_the_layers_asked_for(make_record):
 def test_layers_that_were_not_recorded_are_refused(make_record, layers):
     with pytest.raises(ValueError, match=r"layers is .*; expected one or more of the record's layers \(0, 2\)"):
         gate_phases(make_record(), layers=layers)
-
-
-@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
-@pytest.mark.parametrize(("n_steps", "channels"), [(1, (1,)), (64, (16,) * 12), (2000, (100, 100))])
-def test_any_size_of_phases_is_laid_out_without_a_warning(make_record, assert_stacked, tmp_path, n_steps, channels):
-    figure = gate_phases(make_record(n_steps, channels))
-    save_png(figure, tmp_path, "phases")
-    for side in range(2):
-        assert_stacked(figure.axes[side : 2 * len(channels) : 2])
 
 
 def test_wrapped_angles():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.analysis.plots.figure import save_png
-from recurra.analysis.plots.scores import _pooled_accuracies, accuracy_over_span
+from recurra.analysis.plots.scores import _pooled, accuracy_over_span
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.train.evaluate import _accuracy_by_span
 
@@ -21,10 +21,7 @@ def outline(area) -> list[tuple[float, float]]:
 
 
 def test_each_run_is_a_line_through_the_middles_of_its_bins():
-    runs = {
-        "fine": counted([20, 20, 0], [20, 40, 80]),
-        "coarse": counted([30, 10], [40, 40], edges=[0, 4, 10]),
-    }
+    runs = {"fine": counted([20, 20, 0], [20, 40, 80]), "coarse": counted([30, 10], [40, 40], edges=[0, 4, 10])}
     upper, lower = accuracy_over_span(runs).axes
     assert [line.get_label() for line in upper.lines] == ["fine (overall 0.29)", "coarse (overall 0.50)"]
     np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 1.0], [1, 0.5], [2, 0.0]])
@@ -58,11 +55,6 @@ def test_a_curve_ends_where_it_rests_on_fewer_than_20_positions():
     assert len(upper.lines[0].get_xdata()) == 0
 
 
-def test_many_runs_and_long_names_stay_inside(assert_inside):
-    counts = counted([20] * 5, [40] * 5)
-    assert_inside(accuracy_over_span({f"a-run-with-a-long-name-of-mixers-{i}": counts for i in range(13)}, chance=0.1))
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30),
     st.integers(0, 20).map(lambda half: 2 * half + 1),
@@ -70,7 +62,8 @@ def test_many_runs_and_long_names_stay_inside(assert_inside):
 def test_pooling_against_a_loop(bins, window):
     n_correct = [min(pair) for pair in bins]
     counts = [max(pair) for pair in bins]
-    pooled = _pooled_accuracies(counted(n_correct, counts), window).tolist()
+    right, total = _pooled(counted(n_correct, counts), window)
+    pooled = (right / total).tolist()
     for middle, value in enumerate(pooled):
         near = slice(max(0, middle - window // 2), middle + window // 2 + 1)
         total = sum(counts[near])
@@ -78,7 +71,7 @@ def test_pooling_against_a_loop(bins, window):
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
-@pytest.mark.parametrize("n_runs", [1, 2, 9])
+@pytest.mark.parametrize("n_runs", [1, 9])
 def test_any_number_of_runs(tmp_path, n_runs):
     torch.manual_seed(0)
     spans = torch.randint(0, 50, (400,))
@@ -93,8 +86,3 @@ def test_any_number_of_runs(tmp_path, n_runs):
 def test_an_even_window_is_refused(smoothing):
     with pytest.raises(ValueError, match=f"smoothing is {smoothing}; expected an odd number of bins"):
         accuracy_over_span({"run": counted([1], [2])}, smoothing=smoothing)
-
-
-def test_no_run_is_refused():
-    with pytest.raises(ValueError, match=r"runs is \{\}; expected at least one run"):
-        accuracy_over_span({})

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
-from recurra.checks import require
 
 _COLUMNS = 8
 """Frames per row."""
@@ -37,19 +36,10 @@ def contact_sheet(
     Args:
         frames: some or all of the frames that the model read; RGB.
         frame_times: the time of each frame, in seconds.
-        ends: the end of each segment, in seconds, when the model gave its probabilities.
+        ends: the end of each segment, in seconds.
         probabilities: of each class after each segment.
         names: the names of the classes.
-
-    Raises:
-        ValueError: there is no frame or no segment, or the lengths of the arguments do not agree.
     """
-    require(len(frames) > 0, "frames", tuple(frames.shape), "at least one frame, (N, H, W, 3)")
-    n_frames = len(frames)
-    require(len(frame_times) == n_frames, "frame_times", list(frame_times), f"a time for each of {n_frames} frames")
-    fits = len(ends) > 0 and tuple(probabilities.shape) == (len(ends), len(names))
-    hint = f"there are {len(ends)} ends of segments and {len(names)} names of classes"
-    require(fits, "probabilities.shape", tuple(probabilities.shape), "(segments, classes), at least one each", hint)
     n_rows = math.ceil(len(frames) / _COLUMNS)
     row_height = _WIDTH / _COLUMNS * frames.shape[1] / frames.shape[2] + 0.22
     figure = new_figure(_WIDTH, n_rows * row_height + 2.6)

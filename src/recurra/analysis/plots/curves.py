@@ -22,18 +22,14 @@ from recurra.analysis.plots.figure import (
     legend_below,
     new_figure,
 )
-from recurra.checks import require, sentence
+from recurra.checks import require
 
 _PANELS: Mapping[str, Sequence[str]] = {
     "loss (nats per target)": ["train_loss", "valid_loss"],
     "validation perplexity": ["valid_perplexity"],
     "validation accuracy": ["valid_accuracy"],
 }
-"""The usual panels and their columns; `measured_panels` omits those that no run has measured."""
-
 _Records: TypeAlias = Sequence[Mapping[str, Any]]
-"""The records of a log, as `read_metrics` gives them; what was not measured is None."""
-
 _FEW_POINTS = 40
 """Curves with at most this many points show each as a dot; otherwise a single point would be invisible."""
 
@@ -66,13 +62,9 @@ def metric_curves(
         logarithmic: the titles of panels with a logarithmic vertical axis.
 
     Raises:
-        ValueError: there is no run or no panel, `smoothing` is negative, no run has a column, `logarithmic` names an
-            unknown panel, or a cell is not a number.
+        ValueError: there is no run, or no run has a column.
     """
     require(len(runs) > 0, "runs", dict(runs), "at least one run")
-    require(len(panels) > 0, "panels", dict(panels), "at least one panel")
-    require(smoothing >= 0, "smoothing", smoothing, "at least 0")
-    require(set(logarithmic) <= set(panels), "logarithmic", list(logarithmic), f"titles of panels among {list(panels)}")
     looks = dict(zip(runs, distinct_looks()))
     many = len(runs) > len(COLOURS)
     drawn = [_Panel(title, columns, title in logarithmic) for title, columns in panels.items()]
@@ -91,8 +83,6 @@ def metric_curves(
 
 
 class _Panel(NamedTuple):
-    """A panel: its title, its columns, and whether its vertical axis is logarithmic."""
-
     title: str
     columns: Sequence[str]
     logarithmic: bool
@@ -113,12 +103,7 @@ def measured_panels(runs: Mapping[str, _Records]) -> dict[str, Sequence[str]]:
 
 
 def _smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 points"]:
-    """Replace each point by the mean over the points at most width / 2 away.
-
-    Args:
-        points: float64; increasing positions in row 0, finite values in row 1.
-        width: of the range that is averaged, in units of the positions.
-    """
+    """Replace each point by the mean over the points at most width / 2 away; positions are in row 0, and increase."""
     positions, values = points
     first = torch.searchsorted(positions, positions - width / 2, side="left")
     last = torch.searchsorted(positions, positions + width / 2, side="right")
@@ -137,7 +122,7 @@ def _draw_panel(
     looks: Mapping[str, tuple[str, str]],
     many: bool,
 ) -> dict[str, Line2D]:
-    """Draw the columns of all runs and name the axes; return the curve of each run, of the last column."""
+    """Draw the columns of all runs; return each run's curve of the last column."""
     axes.set_yscale("log" if panel.logarithmic else "linear")
     curves: dict[str, Line2D] = {}
     for column, line_style in zip(panel.columns, cycle(LINE_STYLES)):
@@ -158,7 +143,6 @@ def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: s
 
 
 def _label_panel(axes: Axes, title: str, x: str, columns: Sequence[str]) -> None:
-    """Name the panel and its horizontal axis, and its columns if there are several."""
     axes.set_xlabel(_words(x))
     axes.set_title(title)
     axes.grid(axis="y")
@@ -168,7 +152,6 @@ def _label_panel(axes: Axes, title: str, x: str, columns: Sequence[str]) -> None
 
 
 def _sample(label: str, colour: str = GREY, linestyle: str = "-") -> Line2D:
-    """Make a line that appears only in a legend."""
     return Line2D([], [], color=colour, linestyle=linestyle, label=label)
 
 
@@ -180,19 +163,11 @@ def _points(runs: Mapping[str, _Records], x: str, column: str) -> dict[str, Floa
     points = {}
     for name, records in runs.items():
         measured = [record for record in records if all(record.get(key) not in (None, "") for key in (x, column))]
-        values = {_number(name, record, x): _number(name, record, column) for record in measured}
+        values = {float(record[x]): float(record[column]) for record in measured}
         finite = sorted(pair for pair in values.items() if all(map(math.isfinite, pair)))
         if measured:
             points[name] = torch.tensor(finite, dtype=torch.float64).reshape(-1, 2).T.contiguous()
     return points
-
-
-def _number(name: str, record: Mapping[str, Any], column: str) -> float:
-    try:
-        return float(record[column])
-    except (TypeError, ValueError):
-        cell = f"a cell of column {column!r} in run {name!r}"
-        raise ValueError(sentence(cell, repr(record[column]), "a number")) from None
 
 
 def _words(column: str) -> str:

@@ -1,8 +1,4 @@
-"""Shared parts of all figures: one style, a canvas of their own, and reproducible files.
-
-Figures use matplotlib's objects directly, without pyplot: they choose no backend and need no window system, so they
-work on a server and do not interfere with a program's other plots.
-"""
+"""Shared parts of all figures: one style, reproducible files, and no pyplot, which would choose a backend."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,10 +54,7 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Use matplotlib's defaults with `STYLE` on top, and restore the previous settings afterwards.
-
-    Works as a context manager and as a decorator. Matplotlib's settings are global: do not draw in two threads at once.
-    """
+    """Use matplotlib's defaults with our style on top; its settings are global, so do not draw in two threads."""
     with style.context(["default", _STYLE]):
         yield
 
@@ -94,12 +87,7 @@ def legend_below(figure: Figure, handles: Sequence[Artist], most_columns: int) -
 
 @house_style()
 def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Write folder/name.png and folder/name.svg, and create the folder if it does not exist.
-
-    The same figure gives the same bytes: the files contain no date, version or random name.
-
-    Returns:
-        The paths of the PNG and the SVG.
+    """Write folder/name.png and folder/name.svg, without date, version or random name, and return their paths.
 
     Raises:
         ValueError: `name` is empty or contains folders.
@@ -124,19 +112,13 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 @house_style()
 def save_png(figure: Figure, folder: str | Path, name: str, *, dots_per_inch: int | None = None) -> Path:
-    """Write only folder/name.png, as `save` does: for photographs, where an SVG adds nothing.
-
-    dots_per_inch: the resolution; None means that of `STYLE`.
-    """
+    """Write only folder/name.png, as `save` does: for photographs, where an SVG adds nothing."""
     is_plain = bool(name) and Path(name).name == name
     require(is_plain, "name", name, "a file name without folders", "put folders into `folder`")
     path = Path(folder) / f"{name}.png"
     with replacing(path) as file:
         figure.savefig(file, format="png", metadata={"Software": None}, dpi=dots_per_inch or _STYLE["savefig.dpi"])
     return path
-
-
-# --- names beside the ends of curves, for figures with more curves than a legend can tell apart ---
 
 
 _FONT_SIZE = 7
@@ -147,13 +129,7 @@ _LINE = 1.25 * _FONT_SIZE
 def label_ends(axes: Axes, curves: Mapping[str, Line2D], height: float) -> None:
     """Write the name of each curve to the right of the axes, level with its last point or as near as there is room.
 
-    A thin line leads from the point to the name, in the curve's look: level up to the edge of the axes, and fainter, so
-    that the names of curves that end early cross no others. A curve without points gets no name.
-
-    Args:
-        axes: with everything drawn, as the limits count.
-        curves: lines in the axes, by name.
-        height: of the axes, in inches.
+    A thin line in the curve's look leads from the point to the name. `height` is that of the axes, in inches.
     """
     axes.autoscale_view()  # otherwise the limits are set when the figure is drawn
     points = {name: np.asarray(curve.get_xydata()) for name, curve in curves.items()}

@@ -1,4 +1,4 @@
-"""One channel-by-time heat map, the building block of Figures 5 and 8 of GateLoop."""
+"""The transitions of a model as heat maps of channels by time (GateLoop, Figures 4, 5 and 8)."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
-from recurra.checks import require, require_positive
+from recurra.checks import require
 
 _MAGNITUDE_COLOURS = "viridis"
-SHARP_STEPS, SHARP_CHANNELS = 1500, 80
+_SHARP_STEPS, _SHARP_CHANNELS = 1500, 80
 """The numbers that get a pixel each in the smallest heat map of a saved PNG."""
 
 
@@ -25,20 +25,11 @@ def _heat_map(
 ) -> ScalarMappable:
     """Fill the axes with values: time to the right, the first channel on top.
 
-    If each value gets a pixel, values are drawn sharply, and an SVG holds each of them once. Otherwise neighbours are
-    averaged, because omitting some could hide a gate that closes for one step.
-
-    Args:
-        axes: where to draw.
-        values: one per step and channel.
-        colours: the name of a matplotlib colour map.
-        limits: the values of the first and the last colour.
-
-    Returns:
-        The image, for a colour bar.
+    If each value gets a pixel, values are drawn sharply. Otherwise neighbours are averaged, because omitting some could
+    hide a gate that closes for one step. Returns the image, for a colour bar.
     """
     n_steps, n_channels = values.shape
-    sharp = n_steps <= SHARP_STEPS and n_channels <= SHARP_CHANNELS
+    sharp = n_steps <= _SHARP_STEPS and n_channels <= _SHARP_CHANNELS
     image = axes.imshow(
         values.T.numpy(),
         aspect="auto",
@@ -73,25 +64,13 @@ def _mark_steps(axes: Axes, steps: Sequence[int]) -> None:
     )
 
 
-# --- gateLoop Figure 5: the magnitude of all transitions over time, and its means ---
-
-
 @house_style()
 def gate_magnitudes(record: GateRecord, *, sequence: int = 0, reset_token: int | None = None) -> Figure:
     """Draw |a| of one sequence of a record.
 
     From top to bottom: a heat map per layer (channels by time), the mean over channels (layers by time), and the mean
-    over channels and layers as a line. The channels of a layer are sorted by their mean, the largest on top: their own
-    order means nothing, and sorting shows what share of them forgets. Triangles and dashed lines mark the steps whose
-    input is the reset token.
-
-    Args:
-        record: the result of `recurra.analysis.gates.record_gates`.
-        sequence: the index of a sequence in the record's batch.
-        reset_token: the token to mark; None marks nothing.
-
-    Raises:
-        IndexError: the record has no such sequence.
+    over both as a line. Channels are sorted by their mean, the largest on top. Triangles and dashed lines mark the
+    steps whose input is `reset_token`.
     """
     magnitudes = [magnitude[sequence] for magnitude in record.magnitudes]
     means = torch.stack([magnitude.mean(dim=1) for magnitude in magnitudes], dim=1)
@@ -124,7 +103,6 @@ def _sorted_by_mean(
 def _draw_means(
     by_layer: Axes, total: Axes, means: Float[Tensor, "L layers"], layers: Sequence[int], resets: list[int]
 ) -> ScalarMappable:
-    """Draw the two means below the channels, and return the image for the colour bar."""
     image = _heat_map(by_layer, means, _MAGNITUDE_COLOURS, (0.0, 1.0))
     by_layer.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
     _label_row(by_layer, "mean\nby layer")
@@ -140,9 +118,6 @@ def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -
     _label_row(axes, "mean\nover all")
 
 
-# --- gateLoop Figure 8: magnitude and phase of the transitions side by side, layer by layer ---
-
-
 _PHASE_COLOURS = "twilight_shifted"
 """A cyclic map: its ends meet, like -pi and pi."""
 
@@ -152,16 +127,10 @@ def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] 
     """Draw |a| and the phase of one sequence of a record: two heat maps per layer.
 
     In both, the channels of a layer are sorted by their mean magnitude, the largest on top. Phases are wrapped to
-    [-pi, pi), because only the angle acts on the state.
-
-    Args:
-        record: the result of `recurra.analysis.gates.record_gates`.
-        sequence: the index of a sequence in the record's batch.
-        layers: the layers of the record to draw (the paper draws 0 and 8); None draws all of them.
+    [-pi, pi). `layers` of the record are drawn (the paper draws 0 and 8), or all.
 
     Raises:
         ValueError: the record has no such layer, or `layers` is empty.
-        IndexError: the record has no such sequence.
     """
     chosen = record.layers if layers is None else tuple(layers)
     known = bool(chosen) and set(chosen) <= set(record.layers)
@@ -192,17 +161,12 @@ def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] 
 
 
 def _wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
-    """Wrap angles to [-pi, pi)."""
     return torch.remainder(phase + math.pi, 2 * math.pi) - math.pi
 
 
-# --- gateLoop Figure 4: the two activations of a transition's magnitude ---
-#
 # "Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:
-# exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The shift does not change the slope at a given magnitude, and the slope
-# shows the bias towards magnitudes near 1 that the paper mentions. Close to 1 both functions flatten in the same way,
-# |d|a|/dalpha| ~ 1 - |a|, but close to 0 the sigmoid flattens like |a| and the stable exponential only like
-# |a| ln(1/|a|): a magnitude near 0 grows again sooner. The stable exponential is steepest at 1/e, not at 1/2.
+# exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). Close to 1 both functions flatten in the same way, but close to 0 the
+# sigmoid flattens like |a| and the stable exponential only like |a| ln(1/|a|): a magnitude near 0 grows again sooner.
 
 
 _CENTRE = math.log(math.log(2.0))
@@ -215,11 +179,7 @@ def magnitude_activations(largest: float = 6.0) -> Figure:
 
     Left: the functions. LRU's falls as alpha grows; its mirror image can be compared with the sigmoid. Right: the
     slope |d|a|/dalpha| of each against its magnitude.
-
-    Raises:
-        ValueError: `largest` is not a finite number above 0.
     """
-    require_positive(largest=largest)
     figure = new_figure(7.2, 2.9)
     functions, speeds = figure.subplots(1, 2, width_ratios=[1.3, 1])
 

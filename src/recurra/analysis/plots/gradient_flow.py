@@ -13,12 +13,12 @@ from recurra.analysis.gradient_flow import GradientFlow
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, legend_below, new_figure
 from recurra.checks import sentence
 
-TOTAL, DIRECT, BOUND = LINE_STYLES
+_TOTAL, _DIRECT, _BOUND = LINE_STYLES
 _LOOKS: Mapping[str, Mapping[str, Any]] = {
-    "measured, all paths": {"linestyle": TOTAL},
-    "measured, along the RNN": {"linestyle": DIRECT},
-    "bound from measured steps": {"linestyle": BOUND, "linewidth": 1.0},
-    "bound, CRT (2)": {"linestyle": BOUND, "linewidth": 2.4},
+    "measured, all paths": {"linestyle": _TOTAL},
+    "measured, along the RNN": {"linestyle": _DIRECT},
+    "bound from measured steps": {"linestyle": _BOUND, "linewidth": 1.0},
+    "bound, CRT (2)": {"linestyle": _BOUND, "linewidth": 2.4},
 }
 
 
@@ -29,9 +29,6 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
     Above: the measured norms, along all paths and along the memory RNN alone. Below: the same norms with their bounds,
     on a wider scale; "CRT (2)" is the bound with each step's own alpha and beta. Vertical lines are the borders of
     segments, in grey if all runs share them.
-
-    Args:
-        runs: the results of `recurra.analysis.gradient_flow.measure_gradient_flow`, by their names in the legend.
 
     Raises:
         ValueError: there is no run, or the runs have different numbers of targets.
@@ -67,7 +64,7 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
 def _draw(upper: Axes, lower: Axes, run: GradientFlow, column: int, colour: str) -> None:
     distances = run.distances[column].numpy()
     total, direct = run.total[column], run.direct[column]
-    for values, style in ((total, TOTAL), (direct, DIRECT)):
+    for values, style in ((total, _TOTAL), (direct, _DIRECT)):
         upper.plot(distances, values.numpy(), color=colour, linestyle=style)
     logarithms = (total.log10(), direct.log10(), run.log10_bound_measured[column], run.log10_bound[column])
     for values, look in zip(logarithms, _LOOKS.values()):

@@ -1,6 +1,5 @@
-"""The confusion matrix of a classifier."""
+"""Scores of runs: a confusion matrix, accuracy by memory span (GateLoop Figure 7), perplexity over FLOPs (CRT)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
@@ -34,14 +33,9 @@ def confusion_matrix(confusion: Int[Tensor, "C C"], names: Sequence[str]) -> Fig
     Args:
         confusion: the number of examples of class i that were predicted as class j.
         names: the names of the classes.
-
-    Raises:
-        ValueError: there is not one name per class, or a count is negative.
     """
     n_classes = len(confusion)
     require(len(names) == n_classes, "names", list(names), f"one name for each of {n_classes} classes")
-    smallest = int(confusion.min())
-    require(smallest >= 0, "confusion.min()", smallest, "at least 0", "the matrix holds counts")
     counts = confusion.sum(1).numpy()
     shares = np.ma.masked_array(confusion.numpy() / counts.clip(1)[:, None])
     shares[counts == 0] = np.ma.masked
@@ -74,9 +68,6 @@ def _write_shares(axes: Axes, shares: np.ma.MaskedArray) -> None:
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=colour)
 
 
-# --- gateLoop Figure 7: accuracy by the memory span that a prediction needs ---
-
-
 _FEW_POSITIONS = 20
 """An accuracy over fewer positions is not drawn at the end of a curve."""
 
@@ -85,15 +76,12 @@ _FEW_POSITIONS = 20
 def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, chance: float | None = None) -> Figure:
     """Draw the accuracy of one or more runs over the memory span, and the number of positions behind it.
 
-    A curve ends with the last span at which it rests on at least `FEW_POSITIONS` positions: beyond, it is noise.
+    A curve ends where it rests on too few positions.
 
     Args:
-        runs: the counts of `recurra.train.evaluate._accuracy_by_span`, by their names in the legend.
+        runs: counts of right answers, by their names in the legend.
         smoothing: an odd number of neighbouring bins whose positions are pooled for each point; 1 pools none.
-        chance: an accuracy to mark, such as 1 / modulus for guessing; None marks nothing.
-
-    Raises:
-        ValueError: there is no run, or `smoothing` is not an odd number above 0.
+        chance: an accuracy to mark, such as 1 / modulus for guessing.
     """
     require(len(runs) > 0, "runs", dict(runs), "at least one run")
     figure = new_figure(5.4, 3.6 + 0.09 * len(runs))  # with room for the legend, in two columns
@@ -118,18 +106,8 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
     return figure
 
 
-def _pooled_accuracies(run: SpanAccuracy, smoothing: int) -> Float[Tensor, " bins"]:
-    """Return the accuracy over each bin and its neighbours, `smoothing` bins in all and fewer at both ends.
-
-    Positions are pooled instead of averaging accuracies, so that bins with few positions have little weight. The result
-    is NaN where there are no positions.
-    """
-    n_correct, counts = _pooled(run, smoothing)
-    return n_correct / counts
-
-
 def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"]]:
-    """Count the correct positions and all positions of each bin and its neighbours."""
+    """Count the correct and all positions of each bin and its neighbours, so that bins with few have little weight."""
     is_odd = smoothing >= 1 and smoothing % 2 == 1
     require(is_odd, "smoothing", smoothing, "an odd number of bins, at least 1")
     kernel = torch.ones(1, 1, smoothing, dtype=torch.float64)
@@ -138,22 +116,12 @@ def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " bins"], 
     return n_correct, counts
 
 
-# --- perplexity over flops ---
-#
-# Figures 5 and 6 of the Compact Recurrent Transformer: perplexity against cost, for several segment lengths.
-
-
 _CORNERS = (("left", "bottom"), ("right", "top"), ("right", "bottom"), ("left", "top"))
 """The corner of a label that touches its point. It differs by curve, because points of two curves often coincide."""
 
 
 class CostPoint(NamedTuple):
-    """The cost and the perplexity of a model.
-
-    segment_length: tokens per segment.
-    flops: of one forward over a segment.
-    perplexity: on the test split.
-    """
+    """Tokens per segment of a model, FLOPs of one forward over a segment, and perplexity on the test split."""
 
     segment_length: int
     flops: int
@@ -168,13 +136,7 @@ def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
     segment length n; there a model gets cheaper by reading less. Panel b divides the FLOPs by n, which is the cost of
     reading a text. A point has the same height in both panels.
 
-    Args:
-        curves: the points of each kind of model, in any order, by its name in the legend.
-
-    Raises:
-        ValueError: there is no curve, a curve has no points, or a number is not finite and above 0.
     """
-    _check(curves)
     figure = new_figure(7.2, 3.5)
     by_segment, by_token = figure.subplots(1, 2, sharey=True)
     for (name, points), (colour, style), corner in zip(curves.items(), distinct_looks(), cycle(_CORNERS)):
@@ -197,15 +159,6 @@ def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
         axes.set_xlim(0, 1.08 * max(cost for line in axes.lines for cost in line.get_xdata()))
     legend_below(figure, by_segment.lines, 4)
     return figure
-
-
-def _check(curves: Mapping[str, Sequence[CostPoint]]) -> None:
-    require(len(curves) > 0, "curves", dict(curves), "at least one curve")
-    for name, points in curves.items():
-        require(len(points) > 0, f"curves[{name!r}]", list(points), "at least one point")
-        for point in points:
-            fits = all(0 < number < math.inf for number in point)
-            require(fits, f"a point of curves[{name!r}]", tuple(point), "finite numbers above 0")
 
 
 def _mark(axes: Axes, text: str, point: tuple[float, float], corner: tuple[str, str], colour: str) -> None:

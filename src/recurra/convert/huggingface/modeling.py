@@ -29,7 +29,7 @@ from recurra.decoding.prepare import prepare_for_decoding
 from recurra.files.digests import MANIFEST, read_manifest, write_manifest
 from recurra.files.weights import require_finite
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.models.shell import negative_log_likelihood
 
 _LONGEST_AGAIN = 24
@@ -147,7 +147,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         hidden, state = model.hidden(tokens, cache.state, mask=mask)
         cache.put(state, tokens, mask)
         counts = None if mask is None else mask[:, n_again:][:, kept]
-        return blank(model.head(hidden[:, n_again:][:, kept]), counts)
+        return mask_fill(model.head(hidden[:, n_again:][:, kept]), counts, 0)
 
     def _runner(self) -> Any:
         """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""

@@ -28,7 +28,7 @@ def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) ->
     Real q, k and v can go with a complex a; the type of a and the state counts. Under torch.func and forward
     derivatives, for which the kernels have no rule, it is `chunk.chunk`.
     """
-    y, last, _ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
+    y, last, *_ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
     return y, last
 
 

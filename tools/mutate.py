@@ -1,0 +1,135 @@
+"""Mutation testing: break one place of the code at a time, and see whether the tests of its folder notice.
+
+    python -m tools.mutate --mutants 40 --seed 0
+
+It works in a copy of the tree. A mutant is killed when a test fails, or when tests hang that are quick without it.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("ops", "mixers", "train", "serve")
+LIMIT = 120  # seconds for the tests of one mutant
+_SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+_MESSAGES = ("print", "sentence", "kind_of", "warn", "warning", "info", "debug", "suppress", "TypeVar")
+_NOT_COPIED = shutil.ignore_patterns(".*", "node_modules", "runs", "site", "dist")
+
+
+class _Mutant(NamedTuple):
+    """A replacement in a file, between two offsets in bytes."""
+
+    path: Path
+    start: int
+    end: int
+    text: str
+
+
+def _tests(path: Path) -> tuple[str, ...]:
+    """Name the module's own tests, then those of its folder, and the contract suite for mixers."""
+    inner = path.relative_to(ROOT / "src/recurra")
+    folder = ROOT / "tests" / str(inner.parent).replace("/_", "/")
+    contracts = ROOT / "tests" / ("contracts" if inner.parts[0] == "mixers" else "")
+    found = [*sorted(folder.glob(f"test_{path.stem}*.py")), folder, contracts]
+    return tuple(str(one.relative_to(ROOT)) for one in found if one.exists() and one != ROOT / "tests")
+
+
+def _nodes(node: ast.AST, in_function: bool = False) -> Iterator[ast.AST]:
+    """Give the nodes inside functions, without annotations, messages and Triton's code."""
+    for child in ast.iter_child_nodes(node):
+        called = getattr(child, "func", None)
+        is_message = getattr(called, "attr", getattr(called, "id", "")) in _MESSAGES
+        is_signature = isinstance(node, (ast.FunctionDef, ast.AnnAssign)) and not isinstance(child, ast.stmt)
+        is_triton = any("triton" in ast.unparse(one) for one in getattr(child, "decorator_list", ()))
+        if not (is_message or is_signature or is_triton or isinstance(child, (ast.Raise, ast.Assert, ast.JoinedStr))):
+            if in_function:
+                yield child
+            yield from _nodes(child, in_function or isinstance(child, ast.FunctionDef))
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in _SWAPPED:
+            yield f"({ast.unparse(ast.BinOp(left, _SWAPPED[type(op)](), right))})"
+        case ast.Compare(left, [op], others) if type(op) in _SWAPPED:
+            yield f"({ast.unparse(ast.Compare(left, [_SWAPPED[type(op)]()], others))})"
+        case ast.UnaryOp(ast.Not(), operand):
+            yield f"bool({ast.unparse(operand)})"
+        case ast.Constant(bool(value)):
+            yield str(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield str(value + 1)
+        case ast.Expr(ast.Call()):
+            yield from ("pass", "return")
+        case ast.AugAssign() | ast.Assign([ast.Attribute() | ast.Subscript()]):
+            yield "pass"
+
+
+def _mutants(package: str) -> Iterator[_Mutant]:
+    for path in sorted((ROOT / "src/recurra" / package).rglob("*.py")):
+        source, starts = path.read_bytes(), [0]
+        for line in source.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        for node in _nodes(ast.parse(source)) if "triton" not in path.name else ():
+            for text in _changed(node):
+                first, last = starts[node.lineno - 1], starts[node.end_lineno - 1]  # type: ignore[attr-defined]
+                yield _Mutant(path, first + node.col_offset, last + node.end_col_offset, text)  # type: ignore[attr-defined]
+
+
+def _run(tests: tuple[str, ...], tree: Path) -> tuple[str, float]:
+    """Run tests in a copy of the tree: "green", "red" or "late", and the seconds."""
+    command = f"{sys.executable} -m pytest -x -q -n 0 -p no:randomly -p no:cacheprovider {' '.join(tests)}".split()
+    given = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    with subprocess.Popen(command, cwd=tree, env=given, stdout=-3, stderr=-3, start_new_session=True) as process:
+        try:
+            ended = "red" if process.wait(LIMIT) else "green"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            ended = "late"
+    return ended, time.monotonic() - began
+
+
+def main() -> None:
+    """Draw as many mutants of each package, and print each with its verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    draw = random.Random(given.seed)
+    each = [draw.sample([*_mutants(package)], given.mutants) for package in PACKAGES]
+    verdicts = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(shutil.copytree(ROOT, Path(folder, "tree"), ignore=_NOT_COPIED))
+        unbroken = cache(lambda tests: _run(tests, tree))
+        for path, start, end, text in [mutant for turn in zip(*each, strict=True) for mutant in turn][: given.mutants]:
+            source, copy = path.read_bytes(), tree / path.relative_to(ROOT)
+            verdict, seconds = unbroken(_tests(path))
+            if verdict != "red":
+                copy.write_bytes(source[:start] + text.encode() + source[end:])
+                verdict = _run(_tests(path), tree)[0]
+                shutil.rmtree(copy.parent)  # with the kernels compiled from the mutant
+                shutil.copytree(path.parent, copy.parent)
+                killed = verdict == "red" or (verdict == "late" and seconds < LIMIT / 2)
+                verdict = "killed" if killed else f"SURVIVED ({verdict})"
+            else:
+                verdict = "nothing (red without it)"
+            line, old = source[:start].count(b"\n") + 1, source[start:end].decode()
+            print(f"{verdict}: {path.relative_to(ROOT)}:{line}\n  - {old}\n  + {text}", flush=True)
+            verdicts.append(verdict)
+    print(*(f"{verdicts.count(one)} {one}" for one in sorted({*verdicts})), sep=", ")
+
+
+if __name__ == "__main__":
+    main()
