@@ -93,11 +93,11 @@ class CountingData:
 
 @pytest.fixture
 def make_levelled(make_trainer):
-    """make_levelled(name): a run over thirty epochs of `Counting`, with all its checkpoints and records"""
+    """make_levelled(name): a run over 24 epochs of `Counting`, with all its checkpoints and records"""
 
     def make(name: str) -> Trainer:
         like = make_trainer(
-            name, epochs=30, save_every=1, keep_checkpoints=200, eval_every=200, optimizer={"learning_rate": 0.1}
+            name, epochs=24, save_every=1, keep_checkpoints=200, eval_every=200, optimizer={"learning_rate": 0.1}
         )
         return Trainer(like.experiment, like.folder, evaluate, open_data=lambda *_: CountingData())
 
