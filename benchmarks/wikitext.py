@@ -25,7 +25,7 @@ from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
 from recurra.data.text import TextConfig
 from recurra.data.text_batches import StreamSource
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import DataSizes
 from recurra.state import n_bytes
 from recurra.train.experiment import Experiment

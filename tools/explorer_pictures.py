@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from recurra import open_run
-from recurra.train.exports import export_web
+from recurra.train.formats import export_web
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 PROMPT = "the company said it expects sales to rise in the third quarter\n"

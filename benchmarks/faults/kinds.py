@@ -17,8 +17,7 @@ from benchmarks.faults.outcomes import Kind
 from recurra.convert import huggingface
 from recurra.convert.portable import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
 from recurra.data.corpus import TextCorpus
-from recurra.data.tokenizers import BytePairEncoding
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.streams.stream import Stream

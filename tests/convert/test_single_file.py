@@ -16,7 +16,7 @@ from benchmarks.faults.binary_mutants import (
 )
 
 from recurra.convert.portable import PortableModel, load_single_file, save_single_file
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.files.digests import content_digest
 from recurra.files.weights import read_safetensors
 from recurra.models.language_model import LanguageModel, LanguageModelConfig

@@ -1,7 +1,5 @@
 import errno
 import json
-import os
-import sys
 
 import pytest
 
@@ -85,15 +83,6 @@ def test_a_bad_entry_is_made_anew(corpus, damage):
     assert write.calls == 1
 
 
-def test_an_entry_swapped_for_another_is_made_anew(corpus):
-    cache = Cache(corpus)
-    one = cache.get("train", KEY, Writer(b"one"))
-    two = cache.get("train", {**KEY, "type": "<u4"}, Writer(b"two"))
-    for suffix in (".bin", ".json"):
-        os.replace(two.with_suffix(suffix), one.with_suffix(suffix))
-    assert cache.get("train", KEY, Writer(b"one")).read_bytes() == b"one"
-
-
 @pytest.mark.parametrize("kind", [ValueError, OSError])
 def test_a_writer_that_fails_leaves_no_entry(corpus, kind):
     def fail(out):
@@ -122,40 +111,12 @@ def test_a_file_of_the_data_is_not_the_caches_affair(corpus):
         Cache(corpus).get("train", KEY, fail)
 
 
-def test_two_corpora_do_not_share_a_folder(corpus, tmp_path):
-    assert Cache(corpus).folder != Cache(tmp_path / "other").folder
-    (tmp_path / "link").symlink_to(corpus)
-    assert Cache(tmp_path / "link").folder == Cache(corpus).folder
-
-
 def test_a_sound_entry_in_a_read_only_folder_is_used(corpus):
     path = Cache(corpus).get("train", KEY, Writer())
     path.parent.chmod(0o555)
     write = Writer()
     assert Cache(corpus).get("train", KEY, write) == path
     assert write.calls == 0
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="~/Library/Caches there")
-def test_the_home_folder_is_used_where_no_cache_folder_is_set(corpus, tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert Cache(corpus).folder.parent == tmp_path / "home" / ".cache" / "recurra"
-
-
-def test_a_folder_asked_for_by_name_is_used_or_refused(corpus, tmp_path, user_cache):
-    named = tmp_path / "a" / "b"
-    assert Cache(corpus, named).get("train", KEY, Writer()).parent == named
-    assert list(user_cache.iterdir()) == []
-
-    file = tmp_path / "file"
-    file.write_text("in the way")
-    sealed = tmp_path / "sealed"
-    sealed.mkdir()
-    sealed.chmod(0o555)
-    for folder in (file, file / "inside", sealed, sealed / "inside"):
-        with pytest.raises(OSError, match=rf"cache is {folder}, which cannot be written \(.*expected .*: name another"):
-            Cache(corpus, folder).get("train", KEY, Writer())
 
 
 def test_a_users_folder_that_cannot_be_written_is_an_error(corpus, tmp_path, monkeypatch):

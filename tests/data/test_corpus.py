@@ -3,11 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from recurra.data import corpus
 from recurra.data.corpus import TextCorpus
 from recurra.data.files import TextFile
-from recurra.data.tokenizers import BytePairEncoding
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 
 @pytest.fixture
@@ -112,14 +110,6 @@ class Letters:
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(("length", "n_bytes"), [(256, 2), (2**16, 2), (2**16 + 1, 4), (267_735, 4)])
-def test_the_type_holds_the_vocabulary(make_corpus, length, n_bytes):
-    encoder = Letters(length)
-    tokens = TextCorpus.load(make_corpus(), vocabulary=encoder).tokens("valid")
-    assert tokens.dtype.itemsize == n_bytes
-    assert tokens.tolist() == encoder.encode("the bird sat\n").tolist()
-
-
 def test_changed_data_is_encoded_anew(make_corpus, encoded_files):
     TextCorpus.load(make_corpus())
     encoded_files.clear()
@@ -131,61 +121,6 @@ def test_changed_data_is_encoded_anew(make_corpus, encoded_files):
     path.write_text("the mat cat\n")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert text_of(TextCorpus.load(folder), "valid") == "the mat cat\n", "same size, same date"
-
-
-def test_a_new_training_text_makes_a_new_vocabulary(make_corpus):
-    TextCorpus.load(make_corpus())
-    loaded = TextCorpus.load(make_corpus(train="bird sat\n"))
-    assert loaded.encoder.words == ("bird", "sat", "<eos>", "<unk>")
-    assert text_of(loaded, "valid") == "<unk> bird sat\n"
-
-
-def test_vocabularies_do_not_mix(make_corpus):
-    folder = make_corpus()
-    own = Vocabulary(["sat", "<unk>", "<eos>", "the"])
-    sizes = (260, 270)
-    loaded = [TextCorpus.load(folder), TextCorpus.load(folder, vocabulary=own)]
-    loaded += [TextCorpus.load(folder, vocabulary="bpe", bpe_vocab_size=size) for size in sizes]
-    again = [TextCorpus.load(folder), TextCorpus.load(folder, vocabulary=own)]
-    again += [TextCorpus.load(folder, vocabulary="bpe", bpe_vocab_size=size) for size in sizes]
-    assert len({text.encoder.fingerprint for text in loaded}) == 4
-    for one, two in zip(loaded, again):
-        assert one.encoder.fingerprint == two.encoder.fingerprint
-        for split in one.splits:
-            assert one.tokens(split).tolist() == one.encoder.encode((folder / f"{split}.txt").read_text()).tolist()
-            assert np.array_equal(one.tokens(split), two.tokens(split))
-
-
-@pytest.mark.parametrize("options", [{}, {"vocabulary": "bpe", "bpe_vocab_size": 270}])
-@pytest.mark.parametrize("keep", [0, 1, -1])
-def test_truncated_caches_are_made_anew(make_corpus, options, keep):
-    folder = make_corpus()
-    expected = TextCorpus.load(folder, **options)
-    texts = [text_of(expected, split) for split in expected.splits]
-    entries = sorted(expected.cache_folder.iterdir())
-    assert len(entries) == 8
-    for entry in entries:
-        entry.write_bytes(entry.read_bytes()[:keep])
-        loaded = TextCorpus.load(folder, **options)
-        assert [text_of(loaded, split) for split in loaded.splits] == texts
-        assert loaded.encoder.fingerprint == expected.encoder.fingerprint
-
-
-def test_another_encoding_version_is_another_cache(make_corpus, encoded_files, monkeypatch):
-    folder = make_corpus()
-    TextCorpus.load(folder)
-    monkeypatch.setattr(corpus, "_ENCODING", corpus._ENCODING + 1)
-    TextCorpus.load(folder)
-    assert len(encoded_files) == 8
-
-
-def test_a_cache_folder_may_serve_two_corpora(make_corpus, tmp_path):
-    first, second = make_corpus("first"), make_corpus("second", valid="dog\n")
-    cache = tmp_path / "cache"
-    for _ in range(2):
-        assert text_of(TextCorpus.load(first, cache=cache), "valid") == "the <unk> sat\n"
-        assert text_of(TextCorpus.load(second, cache=cache), "valid") == "dog\n"
-    assert sorted(path.name for path in first.iterdir()) == ["test.txt", "train.txt", "valid.txt"]
 
 
 def test_bad_text_leaves_no_cache_of_it(make_corpus):

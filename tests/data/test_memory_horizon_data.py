@@ -1,11 +1,9 @@
-from dataclasses import FrozenInstanceError
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data.batches import IGNORED_TARGET, BatchSource, DataSet
+from recurra.data.batches import IGNORED_TARGET
 from recurra.data.memory_horizon import MemoryHorizonConfig, _SampleSource, memory_horizon_targets, memory_spans
 
 SMALL = {
@@ -44,12 +42,6 @@ def test_the_defaults_are_the_papers():
     assert not batch.continues
 
 
-def test_it_is_a_data_set():
-    data = MemoryHorizonConfig(**SMALL).build()
-    assert isinstance(data, DataSet)
-    assert isinstance(data.source("train"), BatchSource)
-
-
 def test_tokens_targets_and_spans_belong_together():
     data = MemoryHorizonConfig(**SMALL, largest_number=7, modulus=13).build()
     assert torch.equal(data.targets, memory_horizon_targets(data.tokens, reset_token=8, modulus=13))
@@ -60,13 +52,6 @@ def test_tokens_targets_and_spans_belong_together():
     batch = data.source("test").batch(0, 0)
     assert torch.equal(batch.inputs, data.tokens[45:49])
     assert torch.equal(batch.targets, data.targets[45:49])
-
-
-def test_the_splits_share_no_row():
-    data = MemoryHorizonConfig(**{**SMALL, "n_samples": 57}).build()
-    rows = [set(range(57)[data.places(split)]) for split in ("train", "valid", "test")]
-    assert [len(split) for split in rows] == [47, 5, 5]
-    assert set.union(*rows) == set(range(57))
 
 
 def test_the_seed_decides_and_the_rank_does_not():
@@ -107,33 +92,6 @@ def test_training_takes_a_new_order_each_epoch_and_keeps_the_last_batch():
     assert epochs[0] != list(range(20))
 
 
-def test_the_split_over_ranks_is_the_batch_of_one_rank():
-    whole = numbered_source(20, batch_size=8, seed=0)
-    parts = [numbered_source(20, batch_size=8, seed=0, rank=rank, world_size=4) for rank in range(4)]
-    for step in range(3):
-        assert [s for part in parts for s in taken(part.batch(1, step))] == taken(whole.batch(1, step))
-
-
-def test_a_batch_depends_on_nothing_but_its_place():
-    data = MemoryHorizonConfig(**SMALL).build()
-    source = data.source("train")
-    expected = [source.batch(epoch, step) for epoch in range(6) for step in range(len(source))]
-    fresh = MemoryHorizonConfig(**SMALL).build().source("train")
-    places = [(epoch, step) for epoch in range(6) for step in range(len(source))]
-    for place in reversed(range(len(places))):
-        batch = fresh.batch(*places[place])
-        assert torch.equal(batch.inputs, expected[place].inputs)
-        assert torch.equal(batch.targets, expected[place].targets)
-
-
-def test_writing_into_a_batch_leaves_the_data_alone():
-    source = MemoryHorizonConfig(**SMALL).build(rank=0, world_size=1).source("valid")
-    source.batch(0, 0).targets.fill_(-7)
-    source.batch(0, 0).inputs.fill_(-7)
-    assert source.batch(0, 0).targets.min() >= 0
-    assert source.batch(0, 0).inputs.min() >= 0
-
-
 @pytest.mark.usefixtures("no_type_checker")
 @pytest.mark.parametrize(
     ("field", "value", "error"),
@@ -155,11 +113,6 @@ def test_writing_into_a_batch_leaves_the_data_alone():
 def test_bad_fields_are_named(field, value, error):
     with pytest.raises(error, match=rf"^data\.{field} is {value!r}.*; expected "):
         MemoryHorizonConfig(**{**SMALL, field: value})
-
-
-def test_the_config_is_frozen():
-    with pytest.raises(FrozenInstanceError):
-        MemoryHorizonConfig().seed = 1
 
 
 @pytest.mark.usefixtures("no_type_checker")

@@ -52,11 +52,6 @@ def test_ranks_share_the_windows_of_one():
         assert torch.equal(torch.cat([batch.targets for batch in batches]), whole.targets)
 
 
-def test_evaluation_reads_whole_sequences():
-    for split in ("valid", "test"):
-        assert config().build().source(split).batch(0, 0).inputs.shape == (6, 40)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

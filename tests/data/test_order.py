@@ -18,10 +18,3 @@ def test_permutations_are_whole_fresh_and_read_only():
         assert not np.array_equal(first, other)
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
-
-
-def test_a_permutation_does_not_depend_on_what_was_asked_for_before():
-    expected = _epoch_permutation(30, 5, 0).copy()
-    for epoch in range(1, 10):
-        _epoch_permutation(30, 5, epoch)
-    assert np.array_equal(_epoch_permutation(30, 5, 0), expected)

@@ -1,7 +1,6 @@
 import sys
 
-from recurra.data import files as progress
-from recurra.data.files import byte_progress, item_progress
+from recurra.data.files import _MANY_ITEMS, _WORTH_A_BAR, progress
 
 
 class Terminal:
@@ -27,7 +26,7 @@ def written_to_a_terminal(monkeypatch, n_bytes):
     # Here and not in a fixture: pytest puts its own standard error back between a fixture and the test.
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with byte_progress("Encoding train.txt", n_bytes) as advance:
+    with progress("Encoding train.txt", n_bytes, in_bytes=True) as advance:
         advance(n_bytes // 2)
     return terminal.text
 
@@ -39,11 +38,11 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 
 def test_no_bar_for_a_small_file(monkeypatch):
-    assert written_to_a_terminal(monkeypatch, progress._WORTH_A_BAR - 1) == ""
+    assert written_to_a_terminal(monkeypatch, _WORTH_A_BAR - 1) == ""
 
 
 def test_no_bar_without_a_terminal(capsys):
-    with byte_progress("Encoding train.txt", 2**30) as advance:
+    with progress("Encoding train.txt", 2**30, in_bytes=True) as advance:
         advance(2**29)
     assert capsys.readouterr() == ("", "")
 
@@ -52,10 +51,10 @@ def test_a_bar_that_counts_items(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with item_progress("Writing", progress._MANY_ITEMS - 1) as advance:
+    with progress("Writing", _MANY_ITEMS - 1) as advance:
         advance(100)
     assert terminal.text == ""
-    with item_progress("Writing", 2000) as advance:
+    with progress("Writing", 2000) as advance:
         advance(700)
         advance(300)
     assert "Writing" in terminal.text

@@ -18,13 +18,11 @@ from torch.nn import functional
 from recurra.data import documents
 from recurra.data import prepare as preparing
 from recurra.data.batches import IGNORED_TARGET
+from recurra.data.corpus import ShardCorpus, ShardedTokens
 from recurra.data.documents import find_units
 from recurra.data.prepare import Preparation, prepare
-from recurra.data.shards import ShardCorpus, ShardedTokens, _Shard
-from recurra.data.text import TextConfig, _shards_folder
-from recurra.data.tokenizers import ByteEncoder
-from recurra.data.vocabulary import Vocabulary
-from recurra.files.digests import file_sha256
+from recurra.data.text import TextConfig
+from recurra.data.tokenizers import Vocabulary
 from recurra.files.writing import locked
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train.evaluate import evaluate
@@ -147,29 +145,6 @@ def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_pa
             prepared(None)
 
 
-def test_a_tokenizer_that_was_given_has_no_size(corpus, tmp_path):
-    prepare(Preparation("folder", str(corpus), tmp_path / "few", vocab_size=9))
-    own = tmp_path / "few" / "tokenizer.json"
-    index = prepare(Preparation("folder", str(corpus), tmp_path / "out", tokenizer=own))
-    assert prepare(Preparation("folder", str(corpus), tmp_path / "out")) == index
-    with pytest.raises(ValueError, match=r"^--vocab-size is 30; expected that of .*tokenizer.json, 9: choose another"):
-        prepare(Preparation("folder", str(corpus), tmp_path / "out", vocab_size=30))
-
-
-def test_what_a_hub_says_of_a_data_set_is_passed_on(monkeypatch):
-    def refuse(message):
-        def stream(*_):
-            raise ValueError(message)
-
-        monkeypatch.setattr(documents, "_stream", stream)
-        return lambda: documents.find_units("hf", "wikitext")
-
-    with pytest.raises(ValueError, match=r"cannot be opened \(Config name is missing: a, b\); expected .*--name"):
-        refuse("Config name is missing: a, b")()
-    with pytest.raises(ValueError, match="expected a corpus of hf with a train, valid or test split"):
-        refuse("Bad split: train. Available splits: ['x']")()
-
-
 def test_shards_of_another_kind_of_vocabulary_are_refused(corpus, tmp_path):
     """A run keeps their tokenizer, and reads it by what its settings say: it could never be resumed."""
     out = tmp_path / "out"
@@ -203,14 +178,6 @@ def test_another_tokenizer_than_the_one_there_is_refused(corpus, tmp_path):
 def test_what_a_preparation_would_ignore_is_refused(tmp_path, given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Preparation("folder", str(tmp_path), tmp_path / "out", **given)
-
-
-def test_documents_are_lines_that_end_in_a_line_feed(corpus, tmp_path):
-    """Form feeds and other characters at which str.splitlines would cut are text."""
-    (corpus / "train.txt").write_bytes("w1 \x0c w2\u2028w3 \x85 w4\nw5\r\n".encode())
-    prepare(Preparation("folder", str(corpus), tmp_path / "out", vocabulary="bytes"))
-    tokens = ShardCorpus(tmp_path / "out").tokens("train")
-    assert len(tokens.document_starts(0, len(tokens))) == 2
 
 
 def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
@@ -252,40 +219,6 @@ def test_a_finished_cache_is_read_without_writing_and_another_one_is_named(tmp_p
     assert sorted(folder.iterdir()) == before
 
 
-def test_preparations_without_locks_leave_each_other_alone(corpus, tmp_path, monkeypatch):
-    """Some file systems have none: a second process then begins while the first one writes."""
-    monkeypatch.setattr("recurra.files.writing.take_lock", lambda path, **_: None)
-    what = Preparation("folder", str(corpus), tmp_path / "out")
-    write, begun = np.lib.format.write_array, []
-
-    def interrupted(file, array, version):
-        write(file, array, version=version)
-        if not begun:
-            begun.append(True)
-            begun.append(prepare(what))
-
-    monkeypatch.setattr(np.lib.format, "write_array", interrupted)
-    assert prepare(what) == begun[1]
-    assert ShardCorpus(what.out).splits == ("train", "valid", "test")
-
-
-def test_an_index_that_says_the_same_is_not_written_again(corpus, tmp_path):
-    what = Preparation("folder", str(corpus), tmp_path / "out")
-    prepare(what)
-    before = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
-    prepare(what)
-    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == before
-
-
-def test_a_byte_order_mark_is_no_word(corpus, tmp_path):
-    text = text_of(corpus)
-    (corpus / "train.txt").write_text("\ufeff" + text, encoding="utf-8")
-    prepare(Preparation("folder", str(corpus), tmp_path / "out"))
-    shards = ShardCorpus(tmp_path / "out")
-    assert shards.encoder.decode(shards.tokens("train")[:]) == text
-    assert shards.encoder.fingerprint == Vocabulary.from_text([text]).fingerprint
-
-
 @pytest.mark.parametrize(
     ("file", "split"),
     [
@@ -302,47 +235,6 @@ def test_a_file_is_of_one_split(tmp_path, file, split):
     (tmp_path / file).write_text("{}")
     found = [one for one in SPLITS if documents._files("jsonl", str(tmp_path), one)]
     assert found == ([] if split is None else [split])
-
-
-def test_the_cache_is_that_of_the_corpus(tmp_path, monkeypatch):
-    """Of its place, not of the words that name it, and of its training files."""
-    for folder in ("one", "two"):
-        (tmp_path / folder / "data").mkdir(parents=True)
-        (tmp_path / folder / "data" / "train-0.jsonl").write_text(folder)
-    config = TextConfig("data", source="jsonl", cache=str(tmp_path / "cache"), segment_length=4)
-    found = []
-    for folder in ("one", "two", "one"):
-        monkeypatch.chdir(tmp_path / folder)
-        found.append(_shards_folder(config))
-    assert found[0] == found[2] != found[1]
-    (tmp_path / "one" / "data" / "train-0.jsonl").write_text("longer")
-    assert _shards_folder(config) != found[0]
-
-
-def test_a_local_data_set_is_its_place_and_its_files(tmp_path, monkeypatch):
-    """Projects may call their folders alike, and files may be written again; a name of the hub says all there is."""
-    pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
-    config = TextConfig("data", source="hf", cache=str(tmp_path / "cache"), segment_length=4)
-
-    def decoded(folder, word=None):
-        if word is not None:
-            (folder / "data").mkdir(parents=True, exist_ok=True)
-            (folder / "data" / "train.jsonl").write_text(json.dumps({"text": f"{word} {word}"}))
-        monkeypatch.chdir(folder)
-        data = config.build()
-        return data.decode(data.tokens("train")[:])
-
-    assert decoded(tmp_path / "one", "a") == "a a\n"
-    assert decoded(tmp_path / "two", "b") == "b b\n"
-    assert decoded(tmp_path / "one") == "a a\n"
-    assert decoded(tmp_path / "one", "longer") == "longer longer\n"
-    (unit,) = find_units("hf", "data")
-    assert unit.path == str(tmp_path / "one" / "data")
-    assert unit.identity
-    hub = TextConfig("of/hub", source="hf", cache=str(tmp_path / "cache"))
-    folders = [_shards_folder(hub)]
-    monkeypatch.chdir(tmp_path)
-    assert _shards_folder(hub) == folders[0]
 
 
 def test_damage_is_found(corpus, tmp_path):
@@ -373,18 +265,6 @@ def test_damaged_and_missing_places_of_documents_are_found(corpus, tmp_path):
     prepare(what)
     tokens = ShardCorpus(out).tokens("train")
     assert np.array_equal(tokens.document_starts(0, len(tokens)), starts)
-
-
-def test_each_shard_is_compared_with_its_digest_once(tmp_path, monkeypatch):
-    """However many there are: a corpus of terabytes has tens of thousands."""
-    path, read = tmp_path / "train-00000.npy", []
-    np.save(path, np.arange(4, dtype="<u2"))
-    digest = file_sha256(path)
-    monkeypatch.setattr("recurra.data.shards.file_sha256", lambda path: read.append(path) or digest)
-    tokens = ShardedTokens.of([_Shard(path, 4, number, digest) for number in range(5000)])
-    for _ in range(2):
-        assert len(tokens[:]) == 20_000
-        assert len(read) == 5000
 
 
 def test_a_shard_that_is_replaced_while_it_is_read_is_noticed(corpus, tmp_path):
@@ -452,48 +332,6 @@ def test_damaged_files_are_named(tmp_path, name, content, message):
     (tmp_path / "corpus" / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         prepare(Preparation(name.split(".")[1], str(tmp_path / "corpus"), tmp_path / "out"))
-
-
-def test_a_parquet_file_may_be_empty(tmp_path):
-    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
-    for number, texts in enumerate(([], ["a b", "c"], [])):
-        features = datasets.Features(text=datasets.Value("string"))
-        data = datasets.Dataset.from_dict({"text": texts}, features=features)
-        data.to_parquet(str(tmp_path / f"train-{number}.parquet"))
-    index = prepare(Preparation("parquet", str(tmp_path), tmp_path / "out"))
-    assert [entry["tokens"] for entry in index["splits"]["train"]] == [0, 5, 0]
-
-
-@pytest.mark.parametrize("vocabulary", ["bytes", "words"])
-def test_another_column_is_prepared_again(tmp_path, vocabulary):
-    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
-    columns = datasets.Dataset.from_dict({"title": ["b c", "a b"], "body": ["a a", "c b"]})
-    columns.to_parquet(str(tmp_path / "train-0.parquet"))
-    decoded = []
-    for field in ("title", "body", "body"):
-        own = tmp_path / "out" / "tokenizer.json"  # the columns have the same words
-        again = own if decoded and vocabulary == "words" else None
-        what = Preparation("parquet", str(tmp_path), own.parent, field=field, vocabulary=vocabulary, tokenizer=again)
-        prepare(what)
-        shards = ShardCorpus(tmp_path / "out")
-        decoded.append(shards.encoder.decode(shards.tokens("train")[:]))
-    assert decoded == ["b c\na b\n", "a a\nc b\n", "a a\nc b\n"]
-
-
-def test_a_data_set_of_the_hub_is_what_its_documents_depend_on():
-    units = [documents.Unit("train", 0, "hf", path, name=name) for path in ("a", "b") for name in (None, "x")]
-    assert len({unit.origin for unit in units}) == 4
-    moved = [documents.Unit("train", 0, "parquet", path, identity="1.parquet 7 9") for path in ("a", "b")]
-    assert len({unit.origin for unit in moved}) == 1
-
-
-def test_a_tokenizer_that_was_changed_in_place_has_a_folder_of_its_own(tmp_path):
-    own = tmp_path / "tokenizer.json"
-    folders = []
-    for words in (["a", "b"], ["b", "a"]):
-        Vocabulary([*words, "<eos>", "<unk>"]).save(own)
-        folders.append(_shards_folder(TextConfig(str(tmp_path), source="jsonl", tokenizer=str(own))))
-    assert folders[0] != folders[1]
 
 
 @pytest.fixture
@@ -609,13 +447,6 @@ def test_what_does_not_apply_is_refused(given, message):
         TextConfig("corpus", **given)
 
 
-def test_bytes_come_back():
-    encoder = ByteEncoder()
-    assert encoder.decode(encoder.encode("né\n")) == "né\n"
-    with pytest.raises(ValueError, match="a token is 256; expected 0 to 255"):
-        encoder.decode([256])
-
-
 @pytest.fixture
 def forked(monkeypatch):
     """Workers that are ready at once, and see what a test has replaced."""
@@ -664,28 +495,8 @@ def test_shards_in_the_place_of_the_corpus_are_refused(tmp_path, source):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_folder_may_be_called_as_a_file(tmp_path):
-    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
-    (tmp_path / "train.parquet").mkdir()
-    for number in range(2):
-        data = datasets.Dataset.from_dict({"text": ["a b", "c"]})
-        data.to_parquet(str(tmp_path / f"train.parquet/part.{number}.parquet"))
-    index = prepare(Preparation("parquet", str(tmp_path), tmp_path / "out"))
-    assert [entry["tokens"] for entry in index["splits"]["train"]] == [5, 5]
-
-
 def test_a_file_that_becomes_shorter_is_refused(corpus):
     unit = next(unit for unit in find_units("folder", str(corpus)) if unit.first > 0)
     (corpus / "train.txt").write_text("w1\n")
     with pytest.raises(OSError, match=r"train.txt is shorter than when it was listed; expected a file that nothing"):
         list(unit.documents())
-
-
-def test_shards_that_are_made_again_are_read_again(tmp_path):
-    (tmp_path / "corpus").mkdir()
-    work = Preparation("folder", str(tmp_path / "corpus"), tmp_path / "out", vocabulary="bytes")
-    for text in ("one\ntwo\n", "one\ntwo\nthree\n"):
-        (tmp_path / "corpus/train.txt").write_text(text)
-        prepare(work)
-        shards = ShardCorpus(tmp_path / "out")
-        assert shards.encoder.decode(shards.tokens("train")[:]) == text

@@ -1,15 +1,11 @@
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
 
 from recurra.data.batches import IGNORED_TARGET, DataSet
-from recurra.data.corpus import TextCorpus
 from recurra.data.text import TextConfig
 from recurra.data.text_batches import ExcerptSource, StreamSource
-from recurra.data.tokenizers import BytePairEncoding
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))
 
@@ -63,23 +59,6 @@ def test_ranks(folder, sampling):
         config.build(rank=0, world_size=3)
 
 
-def test_evaluation_in_windows_that_overlap(folder):
-    data = TextConfig(folder, batch_size=4, eval_batch_size=2, segment_length=3, eval_stride=1, eval_context=2).build()
-    batch, text = data.source("valid").batch(0, 1), data.tokens("valid").tolist()
-    assert batch.inputs[0].tolist() == text[:3]
-    assert batch.targets[0].tolist() == [IGNORED_TARGET, IGNORED_TARGET, text[3]]
-    assert data.source("train").batch(0, 0).inputs.shape == (4, 3), "training has streams as before"
-
-
-def test_the_seed_draws_the_excerpts(folder):
-    def first(seed):
-        config = TextConfig(folder, batch_size=4, segment_length=3, sampling="windows", seed=seed)
-        return config.build().source("train").batch(0, 0).inputs
-
-    assert torch.equal(first(1), first(1))
-    assert not torch.equal(first(1), first(2))
-
-
 def test_bpe_trained_and_loaded(folder, tmp_path):
     trained = TextConfig(folder, vocabulary="bpe", bpe_vocab_size=280).build()
     assert trained.decode(trained.tokens("train").tolist()) == TRAIN
@@ -97,14 +76,6 @@ def test_a_saved_vocabulary_replaces_the_training_file(make_corpus, tmp_path):
     assert data.tokens("valid").tolist() == [0, 2, 2, 1]
     with pytest.raises(ValueError, match="split is 'train'; expected one of valid, test"):
         data.source("train")
-
-
-def test_the_cache_folder_is_used(folder, tmp_path):
-    TextConfig(folder, cache=str(tmp_path / "cache")).build()
-    assert len(list((tmp_path / "cache").iterdir())) == 8
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match=r"cache is .*file, which cannot be written"):
-        TextConfig(folder, cache=str(tmp_path / "file")).build()
 
 
 @pytest.mark.usefixtures("no_type_checker")
@@ -145,11 +116,6 @@ def test_bad_fields_are_named(fields, error, message):
         TextConfig("nowhere", **fields)
 
 
-def test_a_config_comes_back_from_plain_values(folder):
-    config = TextConfig(folder, vocabulary="bpe", bpe_vocab_size=300)
-    assert TextConfig(**asdict(config)) == config
-
-
 def test_missing_things_are_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere, which does not exist"):
         TextConfig(str(tmp_path / "nowhere")).build()
@@ -157,10 +123,3 @@ def test_missing_things_are_named(folder, tmp_path):
         TextConfig(folder, tokenizer=str(tmp_path / "absent.json")).build()
     with pytest.raises(ValueError, match=r"tokens in the text is 300; expected at least 601"):
         TextConfig(folder, batch_size=300, segment_length=2).build().source("train")
-
-
-def test_the_data_is_that_of_the_corpus(folder):
-    corpus = TextCorpus.load(folder)
-    data = TextConfig(folder).build()
-    assert data.corpus.encoder.fingerprint == corpus.encoder.fingerprint
-    assert np.array_equal(data.tokens("test"), corpus.tokens("test"))

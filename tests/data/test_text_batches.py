@@ -48,20 +48,6 @@ def test_evaluation_predicts_every_token_once_in_order(n, batch_size, segment_le
     assert {source.batch_size for source in sources} == {len(inputs) // world_size}
 
 
-def test_evaluation_with_one_row_has_no_padding():
-    (source,) = streams(12, False, batch_size=1, segment_length=4)
-    batches = [source.batch(0, step) for step in range(3)]
-    assert [batch.inputs.tolist() for batch in batches] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10]]]
-    assert [batch.targets.tolist() for batch in batches] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]], [[9, 10, 11]]]
-
-
-def test_evaluation_pads_the_shorter_rows():
-    (source,) = streams(9, False, batch_size=3, segment_length=2)
-    last = source.batch(0, 1)
-    assert last.inputs.tolist() == [[0], [4], [7]]
-    assert last.targets.tolist() == [[IGNORED_TARGET], [5], [8]]
-
-
 @given(
     batch_size=st.integers(1, 6),
     segment_length=st.integers(1, 20),
@@ -79,19 +65,6 @@ def test_training_rows_are_contiguous_and_whole(batch_size, segment_length, worl
     assert inputs.shape[1] % segment_length == 0
     assert 0 <= (n - 1) // batch_size - inputs.shape[1] < segment_length, "no whole segment is left out"
     assert inputs.unique().numel() == inputs.numel(), "no token twice"
-
-
-def test_streams_by_hand_and_who_carries_state():
-    (source,) = streams(22, True, batch_size=2, segment_length=4)
-    assert isinstance(source, BatchSource)
-    assert len(source) == 2
-    first, second = source.batch(0, 0), source.batch(0, 1)
-    assert first.inputs.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert second.inputs.tolist() == [[4, 5, 6, 7], [14, 15, 16, 17]]
-    assert second.targets.tolist() == [[5, 6, 7, 8], [15, 16, 17, 18]]
-    assert first.inputs.dtype == first.targets.dtype == torch.int64
-    assert [first.continues, second.continues, source.batch(1, 0).continues] == [False, True, False]
-    assert torch.equal(source.batch(3, 1).inputs, second.inputs)
 
 
 def test_the_ranks_split_the_streams_of_one():
@@ -133,13 +106,6 @@ def test_excerpts_are_runs_of_the_text():
         assert not batch.continues
 
 
-def test_excerpts_start_anywhere_with_equal_chance():
-    source = excerpts(12, batch_size=80_000)
-    starts = np.bincount(source.batch(0, 0).inputs[:, 0], minlength=12)
-    assert starts[8:].sum() == 0
-    np.testing.assert_allclose(starts[:8], 10_000, atol=5 * np.sqrt(80_000 / 8))
-
-
 def test_a_batch_of_excerpts_depends_on_seed_epoch_step_and_rank_alone():
     source = excerpts(1000)
     places = [(epoch, step) for epoch in range(3) for step in range(4)]
@@ -152,15 +118,6 @@ def test_a_batch_of_excerpts_depends_on_seed_epoch_step_and_rank_alone():
         parts = [excerpts(1000, rank=rank, world_size=3) for rank in range(3)]
         assert torch.equal(torch.cat([part.batch(*place).inputs for part in parts]), batch)
         assert {(part.batch_size, len(part)) for part in parts} == {(2, len(source))}
-
-
-@pytest.mark.parametrize("source", [excerpts(100), *streams(100, True, batch_size=2, segment_length=4)])
-def test_steps_outside_the_epoch_are_refused(source):
-    for step in (-1, len(source)):
-        with pytest.raises(IndexError, match=f"step is {step}; expected a step of the epoch, 0 to {len(source) - 1}"):
-            source.batch(0, step)
-    with pytest.raises(ValueError, match="epoch is -1; expected at least 0"):
-        source.batch(-1, 0)
 
 
 def overlapping(n, **options):
@@ -195,19 +152,3 @@ def test_overlapping_windows_predict_every_token_once_after_their_context(n, bat
             assert first == min(context, int(inputs[first])), "all of the context that there is"
             predicted += targets[first : last + 1].tolist()
     assert predicted == list(range(1, n)), "in order, window after window"
-
-
-def test_overlapping_windows_by_hand():
-    (source,) = overlapping(8, batch_size=2, stride=2, context=3)
-    i = IGNORED_TARGET
-    assert isinstance(source, BatchSource)
-    assert len(source) == 2
-    assert source.batch(0, 0).inputs.tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 3, 0]]
-    assert source.batch(0, 0).targets.tolist() == [[1, 2, i, i, i], [i, i, 3, 4, i]]
-    assert source.batch(0, 1).inputs.tolist() == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 0]]
-    assert source.batch(0, 1).targets.tolist() == [[i, i, i, 5, 6], [i, i, i, 7, i]]
-
-
-def test_a_text_of_one_token_has_no_windows():
-    with pytest.raises(ValueError, match="is 1; expected at least 2, to predict"):
-        overlapping(1, batch_size=1, stride=2, context=3)

@@ -48,12 +48,6 @@ def test_missing_folders_and_files_are_named(tmp_path, make_corpus):
         require_splits(folder, find_text_files(folder))
 
 
-def test_a_folder_with_the_name_of_a_split_is_no_file(make_corpus):
-    folder = make_corpus(train=None)
-    (folder / "train.txt").mkdir()
-    assert set(find_text_files(folder)) == {"valid", "test"}
-
-
 def test_empty_files_are_refused(make_corpus):
     with pytest.raises(ValueError, match=r"test.txt is empty"):
         find_text_files(make_corpus(test=""))
@@ -72,11 +66,6 @@ def test_blocks_are_whole_lines_whatever_their_size(make_corpus, monkeypatch, bl
     assert all(block.endswith("\n") for block, _ in blocks)
     assert sum(n for _, n in blocks) == path.stat().st_size
     assert len(blocks) > 1 or block_bytes == 1000
-
-
-def test_the_last_line_is_ended(make_corpus):
-    folder = make_corpus(train="one\ntwo", test="one\ntwo\n")
-    assert read(folder / "train.txt") == read(folder / "test.txt") == "one\ntwo\n"
 
 
 @pytest.mark.parametrize("block_bytes", [1, 5, 1000])

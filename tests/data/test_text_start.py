@@ -2,9 +2,7 @@ import pytest
 from tests.starting_tokenizers import with_start
 from tokenizers import Tokenizer, processors
 
-from recurra.convert.portable import tokenizer_to_json
-from recurra.data.tokenizers import ByteEncoder, BytePairEncoding
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 from recurra.streams.continuation import encode_first, first_tokens, start_of
 
 TEXT = "a cat and a dog\nthe dog\n" * 3
@@ -36,8 +34,3 @@ def test_several_tokens_in_front_and_one_behind():
     tokens = [(token, tokenizer.token_to_id(token)) for token in ("<a>", "<b>", "<c>")]
     tokenizer.post_processor = processors.TemplateProcessing(single="<a> <b> $A <c>", special_tokens=tokens)
     assert BytePairEncoding(tokenizer).start == (tokens[0][1], tokens[1][1])
-
-
-def test_bytes_go_into_no_file_of_a_model():
-    with pytest.raises(ValueError, match="the tokenizer is a ByteEncoder; expected a Vocabulary"):
-        tokenizer_to_json(ByteEncoder())

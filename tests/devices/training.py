@@ -44,7 +44,7 @@ training:
 """
 RECIPES = {
     "horizon": (HORIZON, []),
-    "text": (TEXT, ["--training.accumulate", "2", "--training.activation_penalty", "0.1"]),
+    "text": (TEXT, ["--training.accumulate", "2"]),
     "video": (VIDEO, []),
 }
 

@@ -61,15 +61,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, written):
     assert [other.name for other in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_a_truncated_file_is_refused(tmp_path, written, share):
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(written[: int(share * len(written))])
-    with pytest.raises(CheckpointError, match=r"a\.safetensors is damaged or no safetensors file"):
-        load_checkpoint(path)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(data=st.data())
 def test_a_flipped_bit_is_refused_or_harmless(tmp_path, written, data):
@@ -83,18 +74,6 @@ def test_a_flipped_bit_is_refused_or_harmless(tmp_path, written, data):
     except CheckpointError:
         return
     assert same({key: loaded[key] for key in PAYLOAD}, PAYLOAD)
-
-
-def test_damage_in_the_weights_is_always_refused(tmp_path, written):
-    weights = PAYLOAD["model"]["weight"].numpy().tobytes()
-    start = written.index(weights)
-    path = tmp_path / "a.safetensors"
-    for offset in range(0, len(weights), 97):
-        damaged = bytearray(written)
-        damaged[start + offset] ^= 1
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match="its content does not match its digest"):
-            load_checkpoint(path)
 
 
 def write_content(path, content):
@@ -159,31 +138,6 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
     assert folder.best.is_file()
 
 
-def test_copies_under_other_names_are_left_alone(tmp_path):
-    folder = CheckpointFolder(tmp_path / "checkpoints", keep=1)
-    for step in (4, 10_000_000_000):
-        folder.save(step, PAYLOAD)
-        folder.save_best(PAYLOAD)
-    copies = (
-        "best copy.safetensors",
-        "best-of-first.safetensors",
-        "step-0000000004-good.safetensors",
-        "step-0000000004.safetensors.bak",
-        "step-99999999999",
-    )
-    for name in copies[:-1]:
-        (folder.path / name).write_bytes(b"")
-    (folder.path / copies[-1]).mkdir()  # what several ranks write
-    assert [path.name for path in folder.steps()] == ["step-10000000000.safetensors", "step-99999999999"]
-    assert folder.best.name == "best.safetensors"
-    folder.drop_after(3)
-    folder.save(5, PAYLOAD)
-    folder.save_best(PAYLOAD)
-    assert sorted(path.name for path in folder.path.iterdir()) == sorted(
-        [*copies[:-1], "best.safetensors", "step-0000000005.safetensors"]
-    )
-
-
 @pytest.mark.parametrize(
     "value",
     [{1}, torch.float32, Path("a"), {(1, 2): 3}, [{"inside": object()}]],
@@ -195,18 +149,6 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path, value):
     ):
         _save_checkpoint(tmp_path / "a.safetensors", payload(optimizer={**PAYLOAD["optimizer"], "own": {"new": value}}))
     assert not any(tmp_path.iterdir())
-
-
-def test_an_optimiser_may_number_what_it_keeps(tmp_path):
-    own = {"slow": {0: torch.ones(2), 1: {2: None}}}
-    _save_checkpoint(tmp_path / "a.safetensors", payload(optimizer={**PAYLOAD["optimizer"], **own}))
-    assert same(load_checkpoint(tmp_path / "a.safetensors")["optimizer"]["slow"], own["slow"])
-
-
-@pytest.mark.parametrize("which", ["last", "previous", "best", "nowhere.safetensors"])
-def test_what_is_not_there_is_not_found(tmp_path, which):
-    with pytest.raises(CheckpointError, match=which):
-        CheckpointFolder(tmp_path).load(which)
 
 
 def test_a_damaged_last_one_is_refused_and_the_one_before_is_offered(tmp_path, written):
@@ -223,41 +165,17 @@ def test_a_damaged_last_one_is_refused_and_the_one_before_is_offered(tmp_path, w
     assert same(loaded["model"], PAYLOAD["model"])
 
 
-# --- files that are well-formed, and not what a checkpoint is ---
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"position": {"step": "7"}}, r"position\.step is a str; expected a number"),
-        ({"model": [1]}, "model is a list; expected an object"),
-        ({"model": {"weight": 3}}, r"model\.weight is an int; expected a Tensor"),
-        ({"model": {3: torch.ones(2)}}, "a key of model is an int; expected a string"),
-        ({"model": {"w": torch.tensor([1.0, torch.nan])}}, r"w in .*a\.safetensors is a tensor with numbers that are"),
-        ({"model": {"w": torch.tensor([torch.inf * 1j])}}, r"w in .*a\.safetensors is a tensor with numbers that are"),
-        (
-            {"average": {"weights": {"w": torch.full((2,), torch.inf)}, "n_averaged": 2}},
-            r"w in .*a\.safetensors is a tensor with numbers that are not finite; expected finite numbers",
-        ),
-        ({"average": {"n_averaged": 2}}, r"a\.safetensors is without a part of a checkpoint \('weights'\)"),
-        ({"optimizer": {"state": {"a": {}}}}, "a key of state is a str; expected a whole number"),
-        ({"optimizer": {"param_groups": [3]}}, r"param_groups\[0\] is an int; expected an object"),
-        ({"random": [3]}, r"random\[0\] is an int; expected an object"),
-        ({"resumed_at": [True]}, r"resumed_at\[0\] is a bool; expected a whole number"),
-        ({"betas": (0.9, 0.98)}, r"a\.safetensors is one with betas; expected one with format, versions"),
+        {"model": {"w": torch.tensor([1.0, torch.nan])}},
+        {"model": {"w": torch.tensor([torch.inf * 1j])}},
+        {"average": {"weights": {"w": torch.full((2,), torch.inf)}, "n_averaged": 2}},
     ],
 )
-def test_a_payload_that_is_not_what_it_should_be_is_refused(tmp_path, change, message):
+def test_weights_that_are_not_finite_are_refused(tmp_path, change):
     _save_checkpoint(tmp_path / "a.safetensors", payload(**change))
-    with pytest.raises(CheckpointError, match=message) as raised:
-        load_checkpoint(tmp_path / "a.safetensors")
-    assert str(tmp_path / "a.safetensors") in str(raised.value)
-
-
-@pytest.mark.parametrize("section", [name for name in PAYLOAD if name not in ("levels", "resumed_at")])
-def test_a_missing_section_is_refused(tmp_path, section):
-    _save_checkpoint(tmp_path / "a.safetensors", {name: value for name, value in PAYLOAD.items() if name != section})
-    with pytest.raises(CheckpointError, match=f"is without {section}; expected one with format"):
+    with pytest.raises(CheckpointError, match=r"w in .*a\.safetensors is a tensor with numbers that are not finite"):
         load_checkpoint(tmp_path / "a.safetensors")
 
 

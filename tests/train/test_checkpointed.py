@@ -65,13 +65,6 @@ def test_a_loss_of_each_piece_is_summed():
     torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(losses.sum(), weights), **EXACT)
 
 
-def test_a_loss_without_targets():
-    mixer = recurra.create_mixer("min-gru", 12).double()
-    x = torch.randn(1, 7, 12, dtype=torch.float64)
-    loss, _ = checkpointed(mixer, x, piece=3, loss=lambda y: y.square().sum())
-    torch.testing.assert_close(loss, mixer(x)[0].square().sum(), **EXACT)
-
-
 def test_padding_and_resets():
     model = language_model()
     tokens = torch.randint(VOCABULARY, (2, 9))
@@ -96,19 +89,6 @@ def test_dropout_draws_the_same_numbers_again():
     y.sum().backward()
     torch.testing.assert_close(x.grad, 2 * y.detach(), **EXACT)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_without_gradients_it_runs_once():
-    calls = []
-
-    def module(x, state=None):
-        calls.append(x.shape[1])
-        return x, state
-
-    with torch.no_grad():
-        y, _ = checkpointed(module, torch.randn(1, 7, 2), piece=3)
-    assert calls == [3, 3, 1]
-    assert y.shape == (1, 7, 2)
 
 
 # --- memory ---

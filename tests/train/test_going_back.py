@@ -7,7 +7,6 @@ import torch
 from rich.console import Console
 
 from recurra.cli.train import _result
-from recurra.files.writing import discard
 from recurra.train.checkpoint import load_checkpoint
 from recurra.train.evaluate import EvaluationResult
 from recurra.train.loop import TrainingDiverged
@@ -59,13 +58,6 @@ def test_nothing_is_deleted_before_the_way_back_is_saved(ended, make_trainer, se
     assert ended.checkpoints.steps() == before
 
 
-def test_a_way_back_that_is_refused_changes_nothing(ended, make_trainer, settings):
-    before = ended.checkpoints.steps()
-    with pytest.raises(ValueError, match="is 2 steps in all; expected at least 3, which the run has already made"):
-        make_trainer(max_steps=2, **settings).resume("best")
-    assert ended.checkpoints.steps() == before
-
-
 @pytest.mark.parametrize(("length", "losses", "best"), [(6, (1.0, 2.0), (5, 1.0)), (8, (3.5, 3.2, 3.3, 3.4), (6, 3.2))])
 def test_a_best_checkpoint_of_an_abandoned_way_is_forgotten(make_trainer, settings, length, losses, best):
     """With another length the rate is another: the best of step 5, after the checkpoint of step 4, is gone."""
@@ -76,20 +68,6 @@ def test_a_best_checkpoint_of_an_abandoned_way_is_forgotten(make_trainer, settin
     back.fit(quiet())
     assert (back.scores["best"]["step"], back.scores["best"]["loss"]) == best
     assert load_checkpoint(back.checkpoints.best)["position"]["step"] == best[0]
-
-
-def test_a_run_killed_after_it_forgot_its_best_finds_another(make_trainer, settings):
-    """The checkpoint of step 4 says that step 4 was the best, with a loss of 3; that of step 5 has taken its place."""
-    make_trainer(max_steps=6, scorer=scorer(6.0, 5.0, 4.0, 3.0, 1.0, 2.0), **settings).fit(quiet())
-    back = make_trainer(max_steps=8, **settings)
-    back.resume("previous")
-    back.folder.unlock()  # as the end of its process does
-    again = make_trainer(max_steps=8, scorer=scorer(3.3, 3.2, 3.4, 3.5), **settings)
-    again.resume("last")
-    assert "best" not in again.scores
-    again.fit(quiet())
-    assert (again.scores["best"]["step"], again.scores["best"]["loss"]) == (6, 3.2)
-    assert load_checkpoint(again.checkpoints.best)["position"]["step"] == 6
 
 
 @pytest.mark.parametrize(("which", "step"), [("previous", 4), ("last", 6)])
@@ -106,28 +84,6 @@ def test_a_best_checkpoint_that_cannot_be_read_is_forgotten(ended, make_trainer,
     assert load_checkpoint(back.checkpoints.best)["position"]["step"] == step + 1
 
 
-def test_a_checkpoint_of_a_step_is_not_written_twice(ended, make_trainer, settings, monkeypatch):
-    back = make_trainer(max_steps=8, **settings)
-    monkeypatch.setattr(back.checkpoints, "save", lambda *given: 1 / 0)
-    back.resume("previous")
-    assert back.position.step == 4
-
-
-def test_a_run_killed_between_its_first_evaluation_and_its_first_checkpoint(ended, make_trainer, settings):
-    for path in ended.checkpoints.steps():
-        discard(path)
-    again = make_trainer(max_steps=8, **settings)
-    again.resume("last")
-    assert again.position.step == 3
-
-
-def test_no_state_goes_from_one_epoch_to_the_next(make_trainer):
-    trainer = make_trainer(epochs=2, max_steps=9, save_every=1, keep_checkpoints=9)
-    trainer.fit(quiet())
-    states = [load_checkpoint(path)["state"] for path in trainer.checkpoints.steps()]
-    assert [state is None for state in states] == [step == 8 for step in range(1, 10)]
-
-
 def test_a_run_without_a_validation_says_how_to_score_it(make_trainer):
     trainer = make_trainer(max_steps=4)
     assert _result(trainer) == (
@@ -142,20 +98,6 @@ def test_a_run_that_diverges_waits_for_the_checkpoint_that_is_being_written(make
     with pytest.raises(TrainingDiverged):
         trainer.fit(quiet())
     assert waited == [2]
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "step", "said"),
-    [
-        ("best", 3, ""),
-        ("best", 2, "scored at step 2; its best checkpoint is now of step 3"),
-        ("last", 6, ""),
-        ("last", 4, "scored at step 4; its last checkpoint is now of step 6"),
-        ("other.safetensors", 1, ""),
-    ],
-)
-def test_scores_from_before_the_run_went_on_are_told(ended, checkpoint, step, said):
-    assert staleness(ended.folder, {"checkpoint": checkpoint, "step": step}) == said
 
 
 def killed_in_step(trainer, step):
@@ -192,16 +134,3 @@ def test_scores_of_a_new_best_checkpoint_are_not_stale(make_trainer, settings):
     assert staleness(trainer.folder, {"checkpoint": "best", "step": 3}) == ""
     assert staleness(trainer.folder, {"checkpoint": "best", "step": 2})
     assert staleness(trainer.folder, {"checkpoint": "last", "step": 2}) == ""
-
-
-def test_a_best_checkpoint_between_evaluations_that_cannot_be_read_is_forgotten(make_trainer, settings):
-    trainer = make_trainer(max_steps=8, scorer=scorer(6.0, 5.0, 4.0, 3.0, 1.0), **settings)
-    killed_in_step(trainer, 6)
-    content = bytearray(trainer.checkpoints.best.read_bytes())
-    content[len(content) // 2] ^= 1
-    trainer.checkpoints.best.write_bytes(content)
-    back = make_trainer(max_steps=8, scorer=scorer(2.0, 2.5), **(settings | {"eval_every": 2}))
-    back.resume("last")
-    back.fit(quiet())
-    assert (back.scores["best"]["step"], back.scores["best"]["loss"]) == (6, 2.0)
-    assert load_checkpoint(back.checkpoints.best)["position"]["step"] == 6

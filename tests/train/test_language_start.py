@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recurra.convert.portable import PortableModel, save_single_file
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.train.formats import _save_run
@@ -44,6 +44,14 @@ def test_a_model_starts_with_all_weights(trained, tmp_path, place):
     line = start_language_model(model, str(tmp_path / place))
     assert equal(model, trained)
     assert line.startswith(f"starts from {tmp_path / place.split('/')[0]}")
+
+
+def test_a_published_model_with_tied_embeddings_has_an_output_for_each_token(tmp_path):
+    published = fresh(replace(CONFIG, output_size=None, tie_embeddings=True))
+    save_single_file(PortableModel(published, WORDS), tmp_path / "model.safetensors")
+    model = fresh(replace(CONFIG, tie_embeddings=True))
+    start_language_model(model, str(tmp_path / "model.safetensors"))
+    assert equal(model, published)
 
 
 def test_models_of_another_shape_are_refused(trained, tmp_path):

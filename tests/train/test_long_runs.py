@@ -1,13 +1,10 @@
 """What long runs want: stopping early, and settings that are refused."""
 
 import io
-import math
 from typing import NamedTuple
 
 import pytest
 from rich.console import Console
-
-from recurra.train.metrics import read_metrics
 
 
 class Scores(NamedTuple):
@@ -47,37 +44,6 @@ def test_a_run_stops_when_it_is_good_enough(make_trainer, monitor, enough, step)
     again = make_trainer(**settings)
     again.resume("last")
     assert again.finished
-
-
-def test_patience_counts_evaluations_whatever_is_between_them(make_trainer):
-    """The best is of step 3; the evaluations of steps 6 and 7, where the run was to end, were two."""
-    first = make_trainer(scorer=scorer(1, 2, 2), max_steps=7, eval_every=3, patience=3)
-    first.fit(quiet())
-    again = make_trainer(scorer=scorer(2), epochs=2, eval_every=1, patience=3)
-    again.resume("last")
-    assert not again.finished
-    again.fit(quiet())
-    assert again.position.step == 8
-    assert again.finished
-
-
-def test_the_evaluation_that_ends_a_run_does_not_swallow_its_last_record(make_trainer):
-    trainer = make_trainer(scorer=scorer(1, 2), epochs=1, eval_every=3, log_every=4, patience=1)
-    trainer.fit(quiet())
-    rows = read_metrics(trainer.folder.metrics)
-    assert [(row["step"], bool(row["train_loss"]), bool(row["valid_loss"])) for row in rows] == [
-        (3, False, True),
-        (4, True, False),
-        (6, True, True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("patience", 0), ("stop_at", 0.0), ("stop_at", -1.0), ("stop_at", math.nan)]
-)
-def test_impossible_values_are_refused_by_name(make_trainer, field, value):
-    with pytest.raises(ValueError, match=rf"^training\.{field} is "):
-        make_trainer(**{field: value})
 
 
 def test_recomputing_blocks_and_pieces_do_not_go_together(make_trainer):

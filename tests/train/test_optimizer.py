@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from recurra.train.config import OptimizerConfig
-from recurra.train.optimizer import _check_groups, build_optimizer, parameter_groups
+from recurra.train.optimizer import parameter_groups
 
 
 def by_name(model: nn.Module, config: OptimizerConfig) -> dict[str, tuple[float, float]]:
@@ -33,16 +33,6 @@ def test_the_transition_has_its_own_rates(toy_model, decay, expected):
     rules = by_name(toy_model, config)
     assert rules["decay"] == (0.02, expected)
     assert rules["norm.bias"] == (0.1, 0.0)
-
-
-def test_null_leaves_a_transition_matrix_to_the_rule_of_all_matrices():
-    class Gate(nn.Linear):
-        def transition_parameters(self):
-            return set(self.parameters())
-
-    model = nn.Sequential(Gate(2, 2))
-    assert by_name(model, OptimizerConfig(weight_decay=0.3))["0.weight"][1] == 0.3
-    assert by_name(model, OptimizerConfig(weight_decay=0.3, transition_weight_decay=0.0))["0.weight"][1] == 0.0
 
 
 def test_patterns_of_names_set_rates_and_the_last_that_fits_counts(toy_model):
@@ -75,26 +65,10 @@ def test_a_pattern_that_fits_no_parameter_is_refused(toy_model):
         parameter_groups(toy_model, OptimizerConfig(parameter_learning_rates={"embeddings": 0.5}))
 
 
-def test_frozen_parameters_are_left_out(toy_model):
-    toy_model.norm.requires_grad_(False)
-    assert not {"norm.weight", "norm.bias"} & by_name(toy_model, OptimizerConfig()).keys()
-
-
 def test_a_transition_parameter_of_another_model_is_refused(toy_model):
     toy_model.transition_parameters = lambda: {nn.Parameter(torch.zeros(3))}
     with pytest.raises(ValueError, match=r"ToyModel\.transition_parameters\(\) is a list with 1 tensor"):
         parameter_groups(toy_model, OptimizerConfig())
-
-
-def test_groups_must_hold_every_parameter_exactly_once(toy_model):
-    groups = parameter_groups(toy_model, OptimizerConfig())
-    _check_groups(toy_model, groups)
-    with pytest.raises(ValueError, match=r"missing: \['decay'\]"):
-        _check_groups(toy_model, groups[1:])
-    with pytest.raises(ValueError, match=r"repeated: \['decay'\]"):
-        _check_groups(toy_model, [*groups, groups[0]])
-    with pytest.raises(ValueError, match="not of this model: 1"):
-        _check_groups(toy_model, [*groups, {"params": [nn.Parameter(torch.zeros(1))]}])
 
 
 @pytest.mark.parametrize("name", ["transition_learning_rate", "transition_weight_decay"])
@@ -102,14 +76,3 @@ def test_settings_for_parameters_that_a_model_does_not_have_are_refused(name):
     message = f"optimizer.{name} is 0.5, for a model without parameters that make a state transition; expected null"
     with pytest.raises(ValueError, match=message):
         parameter_groups(nn.Linear(2, 3), OptimizerConfig(**{name: 0.5}))
-
-
-def test_decay_pulls_matrices_alone(toy_model):
-    optimizer = build_optimizer(toy_model, OptimizerConfig(learning_rate=0.1, weight_decay=0.5))
-    before = {name: parameter.detach().clone() for name, parameter in toy_model.named_parameters()}
-    for parameter in toy_model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in toy_model.named_parameters():
-        factor = 0.95 if name == "embedding.weight" else 1.0
-        torch.testing.assert_close(parameter.detach(), factor * before[name], rtol=1e-6, atol=0)

@@ -5,7 +5,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from recurra.train.progress import _BarProgress, _PlainProgress, watch
+from recurra.train.metrics import RunProgress
 
 RECORD = {
     "step": 50,
@@ -21,8 +21,7 @@ RECORD = {
 
 def test_without_a_terminal_there_are_plain_lines():
     out = io.StringIO()
-    progress = watch(200, 0, Console(file=out, width=40))
-    assert type(progress.shown) is _PlainProgress
+    progress = RunProgress(200, 0, Console(file=out, width=40))
     progress.advance(50)
     progress.report(RECORD)
     progress.report(
@@ -39,8 +38,7 @@ def test_without_a_terminal_there_are_plain_lines():
 
 def test_on_a_terminal_there_is_a_bar_with_the_evaluations_above_it():
     out = io.StringIO()
-    progress = watch(200, 40, Console(file=out, force_terminal=True, width=120, color_system=None))
-    assert type(progress.shown) is _BarProgress
+    progress = RunProgress(200, 40, Console(file=out, force_terminal=True, width=120, color_system=None))
     progress.advance(50)
     progress.report(RECORD)
     progress.close()
@@ -75,9 +73,8 @@ def own_stdout(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_closed_terminal_or_pipe_shows_nothing_more_and_fails_nothing(terminal, number, own_stdout):
-    progress = watch(200, 40, Console(file=io.StringIO(), force_terminal=terminal, width=120))
-    console = progress.shown._progress.console if terminal else progress.shown._console
-    console.file = Failing(number, terminal)
+    progress = RunProgress(200, 40, Console(file=io.StringIO(), force_terminal=terminal, width=120))
+    progress._console.file = Failing(number, terminal)
     progress.note("a line")
     progress.advance(50)
     progress.report(RECORD)
@@ -85,13 +82,6 @@ def test_a_closed_terminal_or_pipe_shows_nothing_more_and_fails_nothing(terminal
 
 
 def test_a_full_disk_under_the_output_is_not_passed_over():
-    progress = watch(200, 40, Console(file=Failing(errno.ENOSPC, False), width=120))
+    progress = RunProgress(200, 40, Console(file=Failing(errno.ENOSPC, False), width=120))
     with pytest.raises(OSError, match="no more"):
-        progress.note("a line")
-
-
-def test_other_ends_of_the_process_are_not_passed_over():
-    progress = watch(200, 40, Console(file=io.StringIO(), width=120))
-    progress.shown.note = lambda text: sys.exit(3)
-    with pytest.raises(SystemExit):
         progress.note("a line")

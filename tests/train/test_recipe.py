@@ -4,7 +4,6 @@ import pytest
 import yaml
 
 from recurra.data.memory_horizon import MemoryHorizonConfig
-from recurra.data.text import TextConfig
 from recurra.train.experiment import Experiment
 from recurra.train.recipe import RecipeError, load_recipe, recipe_help, to_yaml
 
@@ -79,34 +78,6 @@ def test_entries_inside_of_entries_are_values(recipe):
         load_recipe(recipe(), ["--model.mixer_options.transition.r_min", "0.8"])
     with pytest.raises(RecipeError, match=r"ring\.r_min is the last word; expected a value after it"):
         load_recipe(recipe(), ["--model.mixer_options.ring.r_min"])
-
-
-def test_the_environment_has_no_say(recipe, monkeypatch):
-    monkeypatch.setenv("RECURRA TRAIN RECIPE_TRAINING__EPOCHS", "99")
-    assert load_recipe(recipe()).training.epochs == 3
-
-
-def test_a_text_recipe_needs_a_path(recipe):
-    path = recipe("experiment: text\n")
-    with pytest.raises(RecipeError, match=r"data\.path"):
-        load_recipe(path)
-    experiment = load_recipe(path, ["--data.path", "/somewhere"])
-    assert isinstance(experiment.data, TextConfig)
-    assert experiment.data.path == "/somewhere"
-
-
-def test_the_order_of_a_mixture_is_kept(recipe):
-    """Batches depend on it, so a run that is resumed needs the order that it was started with."""
-    words = [
-        "--data.path=web",
-        "--data.source=shards",
-        "--data.sampling=windows",
-        "--data.mixture",
-        "{web: 1, books: 1}",
-    ]
-    started = load_recipe(recipe("experiment: text"), words)
-    resumed = load_recipe(recipe(to_yaml(started)))
-    assert list(started.data.mixture) == list(resumed.data.mixture) == ["web", "books"]
 
 
 def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from recurra.train import recipe as recipe_family
-from recurra.train.recipe import RecipeError, _read_recipe, load_recipe, read_family, recipe_help, split_variant
+from recurra.train.recipe import RecipeError, _read_recipe, load_recipe, read_family, recipe_help
 
 FAMILY = """
 common:
@@ -44,12 +43,6 @@ def test_a_variant_joins_its_choices_the_later_ones_winning(family):
     assert _read_recipe(f"{path}#plain-one")["training"] == {"epochs": 3}
 
 
-def test_variants_do_not_share_what_they_set(family):
-    variants = read_family(family()).variants
-    variants["plain-one"]["model"]["d_model"] = 99
-    assert variants["crt-one"]["model"]["d_model"] == 12
-
-
 def test_a_variant_is_loaded_like_any_recipe(family):
     word = f"{family()}#crt-two"
     experiment = load_recipe(word, ["--training.epochs", "9"])
@@ -83,19 +76,6 @@ def test_a_family_without_a_variant_and_a_recipe_with_one_are_refused(family):
         _read_recipe(f"{one}#row")
     with pytest.raises(RecipeError, match="one recipe without axes; expected a recipe family"):
         read_family(one)
-
-
-def test_a_hash_in_a_file_s_own_name_is_no_variant(family):
-    path = family("experiment: text\n", "odd#name.yaml")
-    assert split_variant(path) == (path, None)
-    assert _read_recipe(path) == {"experiment": "text"}
-    assert split_variant("a/b.yaml") == (Path("a/b.yaml"), None)
-    assert split_variant("a/b.yaml#c") == (Path("a/b.yaml"), "c")
-
-
-def test_the_family_of_the_docstring_can_be_read(family):
-    shown = recipe_family.__doc__.partition(":\n\n")[2].partition("\n\nA variant")[0]
-    assert "crt-gru-3-layers-n35" in read_family(family(shown.replace("{...}", "{}"))).variants
 
 
 @pytest.mark.parametrize(

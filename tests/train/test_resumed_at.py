@@ -8,7 +8,6 @@ import signal
 import pytest
 from rich.console import Console
 
-from recurra.train.checkpoint import load_checkpoint
 from recurra.train.evaluate import evaluate
 from recurra.train.metrics import read_metrics
 
@@ -87,37 +86,6 @@ def test_a_killed_run_has_the_summary_of_its_last_checkpoint(make_trainer):
     last.resume("last")
     last.fit(quiet())
     assert summary(last)["resumed_at"] == [4], "the second kill came before a checkpoint: it went on from the same one"
-
-
-def test_going_back_forgets_the_later_resumptions(make_trainer):
-    make_trainer(scorer=ends_at(3, terminate), **SETTINGS).fit(quiet())
-    second = make_trainer(**SETTINGS)
-    second.resume("last")
-    second.fit(quiet())
-    assert summary(second)["resumed_at"] == [3]
-    back = make_trainer(**SETTINGS)
-    back.resume("previous")
-    back.fit(quiet())
-    assert summary(back)["resumed_at"] == [3, 6]
-    best = make_trainer("best", scorer=ends_at(3, terminate), **SETTINGS)
-    best.fit(quiet())
-    first_best = load_checkpoint(best.checkpoints.best)["position"]["step"]
-    again = make_trainer("best", **SETTINGS)
-    again.resume("best")
-    again.fit(quiet())
-    assert summary(again)["resumed_at"] == [first_best]
-
-
-def test_a_run_that_has_nothing_left_to_do_was_not_resumed(make_trainer):
-    make_trainer(**SETTINGS).fit(quiet())
-    done = make_trainer(**SETTINGS)
-    done.resume("last")
-    done.fit(quiet())
-    assert summary(done)["resumed_at"] == []
-    longer = make_trainer(**{**SETTINGS, "epochs": 2})
-    longer.resume("last")
-    longer.fit(quiet())
-    assert summary(longer)["resumed_at"] == [8]
 
 
 def test_epochs_of_another_length_go_on_with_their_next_batch_and_a_note(make_trainer):

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from recurra.train.run_folder import RunFolder
@@ -14,12 +12,6 @@ def test_a_folder_with_a_run_is_not_new(tmp_path):
     folder.require_run()
     with pytest.raises(FileExistsError, match=r"recurra train --resume .*runs.one.*--run"):
         folder.require_new()
-
-
-def test_the_summary_is_json(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_summary({"steps": 3, "gpu": None})
-    assert json.loads(folder.summary.read_text()) == {"steps": 3, "gpu": None}
 
 
 def test_locking_removes_what_killed_trainings_left_and_nothing_else(tmp_path):
@@ -40,11 +32,3 @@ def test_locking_removes_what_killed_trainings_left_and_nothing_else(tmp_path):
     folder.unlock()
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*others, ".lock"}
-
-
-def test_without_the_lock_nothing_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("recurra.train.run_folder.take_lock", lambda path: path.touch())
-    half = tmp_path / ".summary.json.0123456789abcdef.tmp"
-    half.write_text("half")
-    RunFolder(tmp_path).lock()
-    assert half.exists()

@@ -8,49 +8,42 @@ import socket
 import pytest
 from filelock import FileLock
 
-from recurra.train.run_folder import _RunLock
+from recurra.train.run_folder import RunFolder
 
 
 @pytest.fixture
 def lock(tmp_path):
-    lock = _RunLock(tmp_path / "runs" / "one")
-    lock.acquire()
+    lock = RunFolder(tmp_path / "runs" / "one")
+    lock.lock()
     yield lock
-    lock.release()
+    lock.unlock()
 
 
 def test_a_second_lock_is_refused_and_names_the_holder(lock, tmp_path):
-    lock.acquire()  # again is nothing new
-    other = _RunLock(tmp_path / "runs" / "one")
+    lock.lock()  # again is nothing new
+    other = RunFolder(tmp_path / "runs" / "one")
     holder = f"process {os.getpid()} on {socket.gethostname()}"
     with pytest.raises(BlockingIOError, match=rf"run is .*one, which {holder} trains; expected a run that nobody"):
-        other.acquire()
-    lock.release()
-    other.acquire()
+        other.lock()
+    lock.unlock()
+    other.lock()
     with pytest.raises(BlockingIOError):
-        lock.acquire()
-    other.release()
-    other.release()
+        lock.lock()
+    other.unlock()
+    other.unlock()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_the_lock_ends_with_its_process(tmp_path):
     child = os.fork()
     if child == 0:
-        _RunLock(tmp_path).acquire()
+        RunFolder(tmp_path).lock()
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
     assert (tmp_path / ".lock").read_text().startswith(f"process {child} on ")
-    lock = _RunLock(tmp_path)
-    lock.acquire()
-    lock.release()
-
-
-def test_a_forgotten_lock_is_released(tmp_path):
-    _RunLock(tmp_path).acquire()
-    lock = _RunLock(tmp_path)
-    lock.acquire()
-    lock.release()
+    lock = RunFolder(tmp_path)
+    lock.lock()
+    lock.unlock()
 
 
 def test_without_locks_everybody_gets_one(tmp_path, monkeypatch):
@@ -58,13 +51,12 @@ def test_without_locks_everybody_gets_one(tmp_path, monkeypatch):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(FileLock, "acquire", unsupported)
-    locks = [_RunLock(tmp_path), _RunLock(tmp_path)]
+    locks = [RunFolder(tmp_path), RunFolder(tmp_path)]
     for lock in locks:
-        lock.acquire()
+        lock.lock()
         lock.require_in_place()
-        assert not lock.exclusive
     for lock in locks:
-        lock.release()
+        lock.unlock()
 
 
 def remove(folder):
@@ -77,7 +69,7 @@ def move(folder):
 
 def replace(folder):
     shutil.rmtree(folder)
-    _RunLock(folder).acquire()
+    RunFolder(folder).lock()
 
 
 @pytest.mark.parametrize("change", [remove, move, replace])

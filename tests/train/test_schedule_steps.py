@@ -12,24 +12,6 @@ def test_the_rate_falls_at_the_ends_of_the_epochs():
     assert factors == [1.0] * 8 + [0.1] * 12 + [0.1**2] * 4
 
 
-def test_a_warm_up_comes_first():
-    config = ScheduleConfig(shape="steps", steps=[1], warmup_steps=2)
-    factors = [learning_rate_factor(step, 9, config, steps_per_epoch=3) for step in range(5)]
-    assert factors == [0.5, 1.0, 1.0, 0.1, 0.1]
-
-
-def test_a_cosine_does_not_look_at_epochs():
-    config = ScheduleConfig(final_fraction=0.2)
-    for step in range(10):
-        assert learning_rate_factor(step, 10, config, steps_per_epoch=3) == learning_rate_factor(step, 10, config)
-
-
-def test_the_defaults():
-    assert ScheduleConfig().options == {"final_fraction": 0.0}
-    assert ScheduleConfig(shape="steps", steps=[3]).options == {"steps": [3], "factor": 0.1}
-    assert ScheduleConfig(shape="wsd").options == {"decay_fraction": 0.1, "final_fraction": 0.0}
-
-
 @pytest.mark.parametrize(
     ("options", "field"),
     [

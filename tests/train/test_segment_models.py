@@ -17,7 +17,6 @@ from recurra.train.evaluate import evaluate
 from recurra.train.experiment import Experiment
 from recurra.train.loop import Trainer
 from recurra.train.metrics import read_metrics
-from recurra.train.recipe import load_recipe, to_yaml
 from recurra.train.run_folder import RunFolder
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
@@ -124,10 +123,3 @@ def test_a_window_of_several_segments_trains_the_first_by_the_lasts_loss(make):
 def test_accuracy_cannot_be_monitored_without_logits(make):
     with pytest.raises(ValueError, match=r"monitor is accuracy, .* TransformerXL .*; expected loss"):
         make("run", MODELS["transformer"], monitor="accuracy")
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_complete_experiment_is_a_recipe_for_itself(make, model, tmp_path):
-    experiment = make("run", MODELS[model]).experiment
-    (tmp_path / "config.yaml").write_text(to_yaml(experiment))
-    assert load_recipe(tmp_path / "config.yaml") == experiment

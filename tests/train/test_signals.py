@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from recurra.train.progress import StopSignal
+from recurra.train.process import StopSignal
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -27,22 +27,6 @@ def test_a_signal_is_noted_and_the_handlers_come_back(number):
         os.kill(os.getpid(), number)
         assert stop.received == number
     assert [signal.getsignal(each) for each in ALL] == before
-
-
-def test_a_closed_terminal_may_hang_up_twice():
-    with StopSignal() as stop:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.received == signal.SIGHUP
-        assert signal.getsignal(signal.SIGTERM) != stop._note, "a second request of another kind ends the run at once"
-
-
-def test_an_ignored_hang_up_stays_ignored():
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with StopSignal() as stop:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.received is None
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_the_second_signal_is_not_held_back():

@@ -1,30 +1,15 @@
 """SOAP, from pytorch-optimizer: what reaches it, what it keeps, and that a run with it resumes."""
 
 import signal
-import sys
 
 import pytest
 import torch
 from tests.train.test_loop import StopAfter, quiet, records, same_weights
 from torch import nn
 
-from recurra.cli import report
-from recurra.train.config import OptimizerConfig, _soap
-from recurra.train.optimizer import build_optimizer
+from recurra.train.config import _soap
 
 pytest.importorskip("pytorch_optimizer", reason="needs the extra optimizers: pip install recurra[optimizers]")
-
-
-def test_the_options_reach_it(toy_model):
-    config = OptimizerConfig(algorithm="soap", learning_rate=0.3, weight_decay=0.2, betas=(0.1, 0.2), epsilon=0.5)
-    optimizer = build_optimizer(toy_model, config)
-    assert type(optimizer).__name__ == "SOAP"
-    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.2}
-    for group in optimizer.param_groups:
-        assert (group["lr"], group["betas"], group["eps"]) == (0.3, (0.1, 0.2), 0.5)
-        assert group["precondition_frequency"] == 5
-    config = OptimizerConfig(algorithm="soap", precondition_frequency=7)
-    assert {group["precondition_frequency"] for group in build_optimizer(toy_model, config).param_groups} == {7}
 
 
 def test_a_whole_update_is_adams_in_the_eigenvectors():
@@ -70,16 +55,3 @@ def test_sharded_parameters_are_refused():
     weight.device_mesh = "of two ranks"
     with pytest.raises(ValueError, match=r"^training\.strategy is fsdp; expected ddp with optimizer\.algorithm soap"):
         _soap([{"params": [weight]}])
-
-
-def test_a_frequency_of_zero_is_refused():
-    with pytest.raises(ValueError, match=r"^optimizer\.precondition_frequency is 0; expected at least 1"):
-        OptimizerConfig(algorithm="soap", precondition_frequency=0)
-
-
-def test_without_the_package_a_command_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(ModuleNotFoundError) as raised:
-        _soap([{"params": [nn.Parameter(torch.zeros(2))]}])
-    assert report("recurra train", raised.value) == 2
-    assert capsys.readouterr().err == "recurra train: pytorch_optimizer is missing: pip install 'recurra[optimizers]'\n"

@@ -1,23 +1,18 @@
 """Experiments over videos: what the data give the model, the starting weights, a run and its resumption."""
 
 import io
-from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
 from recurra.data.batches import IGNORED_TARGET
-from recurra.train.checkpoint import load_checkpoint
 from recurra.train.config import OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.train.evaluate import evaluate
 from recurra.train.experiment import Experiment
 from recurra.train.loop import Trainer
-from recurra.train.metrics import read_metrics
-from recurra.train.recipe import load_recipe, to_yaml
 from recurra.train.run_folder import RunFolder
 from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
-from recurra.video.data import VideoConfig
 from recurra.video.motions import MotionsConfig
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
@@ -80,12 +75,6 @@ def test_the_sizes_are_the_datas(motions):
         assert experiment.task.unit == "frames"
 
 
-def test_videos_of_ones_own_take_the_same_models(tmp_path):
-    data = VideoConfig(path=str(tmp_path), n_frames=3, image_size=32)
-    experiment = Experiment(experiment="video-timesformer", data=data)
-    assert experiment.task.sizes(data, SimpleNamespace(output_size=31)) == (31, 3, 32)
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_resumed_run_repeats_the_uninterrupted_one(make, kind):
     """With momentum, a fall of the learning rate between, a carried state that is not used, and dropout."""
@@ -110,34 +99,6 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(make, kind):
         assert torch.equal(weight, rest.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_it_learns_its_training_videos(make, precision):
-    trainer = make(
-        "run",
-        "motions-crvit",
-        model=CompactRecurrentViTConfig(**{**SMALL, "n_layer": 1, "d_model": 16, "d_channel_mixing": 16}),
-        optimizer=OptimizerConfig(learning_rate=0.02),
-        epochs=60,
-        eval_every=1000,
-        save_every=1000,
-        precision=precision,
-    )
-    fit(trainer)
-    losses = [row["train_loss"] for row in read_metrics(trainer.folder.metrics)]
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])  # 0.18 to 0.64 with 16 seeds
-
-
-def test_speed_is_counted_in_frames(make):
-    trainer = make("run", "motions-timesformer", max_steps=2)
-    printed = fit(trainer)
-    assert "frames/s" in printed
-    assert "tokens" not in printed
-    rows = read_metrics(trainer.folder.metrics)
-    assert [row["frames"] for row in rows] == [36, 72]  # 6 clips of 6 frames a step
-    assert [row["tokens"] for row in rows] == [None, None]
-    assert trainer.summary()["frames"] == 72
-
-
 def test_accuracy_is_that_of_the_last_segment(make):
     trainer = make("run", "motions-crvit", max_steps=1, monitor="accuracy")
     batch = trainer.validation.batch(0, 0)
@@ -146,24 +107,6 @@ def test_accuracy_is_that_of_the_last_segment(make):
     logits, _ = trainer.model.eval()(batch.inputs)
     expected = (logits[:, -1].argmax(-1) == batch.targets[:, -1]).float().mean().item()
     assert trainer.scores["best"]["accuracy"] == expected
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_complete_experiment_is_a_recipe_for_itself(make, kind, tmp_path):
-    experiment = make("run", kind).experiment
-    (tmp_path / "config.yaml").write_text(to_yaml(experiment))
-    assert load_recipe(tmp_path / "config.yaml") == experiment
-
-
-def test_a_run_starts_from_another_and_says_so(make, tmp_path):
-    first = make("first", "motions-timesformer", max_steps=2)
-    fit(first)
-    weights = load_checkpoint(first.checkpoints.best)["model"]
-    second = make("second", "motions-crvit", init_from=str(tmp_path / "first"), max_steps=1)
-    assert not torch.equal(second.model.norm.weight, weights["norm.weight"])
-    assert "starts from" in second.begin()
-    torch.testing.assert_close(second.model.encoder.times.detach(), weights["encoder.times"], rtol=0, atol=0)
-    assert fit(second).count("starts from") == 1
 
 
 def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):

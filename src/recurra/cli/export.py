@@ -7,8 +7,7 @@ from pathlib import Path
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.convert.published.folder import ARCHITECTURES
-from recurra.train.exports import OnnxExport, WebExport, export_onnx, export_web
-from recurra.train.formats import FORMATS, convert_model
+from recurra.train.formats import FORMATS, OnnxExport, WebExport, convert_model, export_onnx, export_web
 from recurra.train.run import open_run
 from recurra.train.run_folder import RunFolder
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recurra.checks import require, sentence
-from recurra.data.tokenizers import BytePairEncoding, TextEncoder
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, TextEncoder, Vocabulary
 from recurra.files.digests import content_digest
 from recurra.files.reading import parse_json, require_fields
 from recurra.files.weights import read_safetensors, require_finite, shape_difference, write_safetensors

@@ -11,8 +11,7 @@ from recurra.data.batches import (
 from recurra.data.corpus import TextCorpus
 from recurra.data.memory_horizon import MemoryHorizon, MemoryHorizonConfig, memory_horizon_targets, memory_spans
 from recurra.data.text import TextConfig, TextData
-from recurra.data.tokenizers import BytePairEncoding, TextEncoder
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, TextEncoder, Vocabulary
 
 __all__ = [
     "IGNORED_TARGET",

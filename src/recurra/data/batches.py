@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,26 +54,17 @@ def require_poses(poses: Poses, clip: Tensor, *, n_segments: int, n_joints: int,
         raise ValueError(sentence("poses.features", got, f"(batch, segments, d_skeleton) = {expected}"))
 
 
-# --- order ---
-#
-# The order of the data: random numbers that depend only on a seed and a place in the run, and checks of that place.
+# --- order: random numbers that depend only on a seed and a place in the run ---
 
 
 def random_generator(seed: int, *place: int) -> np.random.Generator:
-    """Make a generator for one place in a run.
-
-    `place` starts with a number for the use of the seed, then lists whatever the draw depends on (epoch, step). The
-    same arguments give the same numbers in every process.
-    """
+    """Make a generator for one place in a run: a number for the use of the seed, then the epoch, the step and so on."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
 
 
 @lru_cache(maxsize=4)
 def _epoch_permutation(n: int, seed: int, epoch: int) -> np.ndarray:
-    """Draw a permutation of 0..n-1, a new one for each (seed, epoch): (n,) int64, read-only.
-
-    Those of the last few epochs are cached, because every step of an epoch reads from the same one.
-    """
+    """Draw a permutation of 0..n-1, a new one for each (seed, epoch): (n,) int64, read-only."""
     permutation = random_generator(seed, _EPOCH_ORDER, epoch).permutation(n)
     permutation.flags.writeable = False
     return permutation
@@ -102,28 +93,19 @@ VIDEO_CLIPS = 4
 VIDEO_HELD_OUT = 5
 MOTIONS = 6
 TASKS = 7
-_TEXT_STEP_LENGTHS = 8
 SHARDS = 9
 MIXTURES = 10
 MEMORY_HORIZON_WINDOWS = 11
-TEXT_SHIFTS = 12
-
-
-# --- which samples make up a step, for data whose samples do not depend on each other ---
 
 
 class SampleOrder:
     """Orders n samples in steps of `batch_size` and deals them to the ranks.
 
-    With a seed (training), each epoch is a new permutation. The last step is kept even if it is smaller. All ranks have
-    the same number of samples in a step, so that the mean of their mean losses is the mean over the batch: if the last
-    step does not divide evenly, up to world_size - 1 samples of that epoch's permutation are dropped.
+    With a seed (training), each epoch is a new permutation. All ranks have the same number of samples in a step: if
+    the last step does not divide evenly, up to world_size - 1 samples are dropped. Without a seed (evaluation), samples
+    keep their order and none is dropped: a rank that is short of one gets a copy of another, which does not count.
 
-    Without a seed (evaluation), samples keep their own order and none is dropped. A rank that is short of a sample gets
-    a copy of another one, which does not count.
-
-    n: samples. batch_size: samples per step over all ranks together; the attribute of the same name counts those on
-    this rank.
+    n: samples. batch_size: of all ranks together; the attribute of the same name counts those on this rank.
     """
 
     def __init__(self, n: int, *, batch_size: int, seed: int | None, rank: int = 0, world_size: int = 1) -> None:
@@ -140,10 +122,7 @@ class SampleOrder:
         return full + (self._share(rest) > 0)
 
     def samples(self, epoch: int, step: int) -> tuple[list[int], int]:
-        """Return this rank's samples at a step, and how many of them count: the first ones do.
-
-        Raises IndexError for a step outside 0..len-1, and ValueError for a negative epoch.
-        """
+        """Return this rank's samples at a step, and how many of them count: the first ones do."""
         require_step(len(self), epoch, step)
         first = step * self._all_ranks
         last = min(first + self._all_ranks, self._n)
@@ -160,58 +139,7 @@ class SampleOrder:
         return n // self._world_size if self.training else -(-n // self._world_size)
 
 
-# --- training steps of drawn lengths, so that gradients are not cut at the same places in every epoch ---
-#
-# After Merity et al., "Regularizing and optimizing LSTM language models" (2017): lengths come from a normal
-# distribution around the usual one or, for some of the steps, around half of it.
-
-
-_SHORTEST = 5
-"""Shorter draws are lengthened to it, as in the published code."""
-
-
-class DrawnLengths(NamedTuple):
-    """The distribution of the lengths of training steps.
-
-    usual: tokens in most steps. deviation: their standard deviation. half_share: the share of steps that are drawn
-    around half the usual length. seed: of the draws.
-    """
-
-    usual: int
-    deviation: float
-    half_share: float
-    seed: int
-
-    @property
-    def mean(self) -> float:
-        """The mean length of a step."""
-        return self.usual * (1.0 - 0.5 * self.half_share)
-
-    def n_steps(self, total: int) -> int:
-        """Return how many steps read `total` tokens: the same in every epoch."""
-        return min(total, max(1, round(total / self.mean)))
-
-    def borders(self, total: int, epoch: int) -> Int[np.ndarray, " borders"]:
-        """Cut `total` tokens into steps: the first token of each and the end, new for every epoch.
-
-        The draws are scaled by a factor near 1, so that every epoch reads the whole text in the same number of steps.
-        """
-        return _borders(self, total, epoch)
-
-
-@lru_cache(maxsize=4)  # every step of an epoch asks for them
-def _borders(lengths: DrawnLengths, total: int, epoch: int) -> np.ndarray:
-    random, n = random_generator(lengths.seed, _TEXT_STEP_LENGTHS, epoch), lengths.n_steps(total)
-    centres = np.where(random.random(n) < lengths.half_share, lengths.usual / 2, lengths.usual)
-    ends = np.maximum(_SHORTEST, random.normal(centres, lengths.deviation)).cumsum()
-    # of the tokens beyond one a step, so that no step is empty
-    borders = np.arange(n + 1) + np.concatenate([[0], np.rint(ends / ends[-1] * (total - n))]).astype(np.int64)
-    borders.flags.writeable = False
-    return borders
-
-
 # --- what a data set is: batches, numbered by epoch and step ---
-#
 # A batch is a pure function of (seed, epoch, step, rank). Reading one changes nothing in its source, so a run can
 # resume from (epoch, step) alone, and two runs can read the same source.
 
@@ -257,14 +185,9 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int:
         """Count the steps in an epoch, the same on every rank."""
-        ...
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: a pure function of (seed, epoch, step, rank).
-
-        Raises IndexError for a step outside 0..len-1, and ValueError for a negative epoch.
-        """
-        ...
+        """Return the batch of a step. Raises IndexError for one outside 0..len-1, ValueError for a negative epoch."""
 
 
 @runtime_checkable
@@ -277,9 +200,7 @@ class LevelledSource(BatchSource, Protocol):
     """The mean training loss of an epoch, in nats per target, below which a level is learned."""
 
     def at_level(self, level: int) -> BatchSource:
-        """Return the batches of a level, as many in an epoch as at every other. Raises ValueError outside
-        0..n_levels."""
-        ...
+        """Return the batches of a level, as many in an epoch as at every other."""
 
 
 @runtime_checkable
@@ -291,7 +212,6 @@ class DataSet(Protocol):
 
     def source(self, split: Split) -> BatchSource:
         """Return the batches of a split. Raises ValueError for a split that the data set does not have."""
-        ...
 
 
 @runtime_checkable

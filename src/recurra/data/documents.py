@@ -36,10 +36,7 @@ _HUB_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("val
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a split that is read by itself: bytes `first` to `last` of a text file, or one shard of a data set.
-
-    identity: the files that it is read from, to see whether they have changed.
-    """
+    """A part of a split that is read by itself: bytes `first` to `last` of a text file, or one shard of a data set."""
 
     split: Split
     number: int
@@ -195,10 +192,7 @@ def corpus_path(source: Source, path: str) -> str:
 
 
 def training_identity(source: Source, path: str) -> str:
-    """Say what the training files of a local corpus are, to see whether they have changed; "" for the hub.
-
-    For "hf", a local data set counts as a whole.
-    """
+    """Say what the training files of a local corpus are, to see whether they have changed; "" for the hub."""
     if source == "hf":
         return _everything(path)
     return _identity([Path(file) for file in _files(source, path, "train")])

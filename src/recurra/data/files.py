@@ -17,67 +17,43 @@ from recurra.checks import sentence
 from recurra.data.batches import SPLITS, Split
 from recurra.files.digests import BLOCK_BYTES, file_sha256
 from recurra.files.reading import read_json
-from recurra.files.writing import replacing
+from recurra.files.writing import replacing, write_json
 
-# --- progress bars for work on a large file or on many files ---
+
+@contextmanager
+def progress(description: str, total: int, *, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of items (or bytes) done since the last call.
+
+    Draws a bar if standard error is a terminal and the work takes more than a few seconds.
+    """
+    if total < (_WORTH_A_BAR if in_bytes else _MANY_ITEMS) or not sys.stderr.isatty():
+        yield lambda n_done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda n_done: bar.advance(task, n_done)
 
 
 _WORTH_A_BAR = 32 * 2**20
 _MANY_ITEMS = 500
 
 
-@contextmanager
-def byte_progress(description: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of bytes read since the last call.
-
-    Draws a bar if standard error is a terminal and the work takes more than a few seconds (32 MiB).
-    """
-    if n_bytes < _WORTH_A_BAR or not sys.stderr.isatty():
-        yield lambda n_read: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(description, total=n_bytes)
-        yield lambda n_read: progress.advance(task, n_read)
-
-
-@contextmanager
-def item_progress(description: str, n_items: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of items done since the last call.
-
-    Draws a bar if standard error is a terminal and the work takes more than a few seconds (500 items).
-    """
-    if n_items < _MANY_ITEMS or not sys.stderr.isatty():
-        yield lambda n_done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(description, total=n_items)
-        yield lambda n_done: progress.advance(task, n_done)
-
-
 # --- a cache for files that are slow to make, in the user's cache folder or another ---
-
 
 _FORMAT = 1
 
 
 class Cache:
-    """Stores what was made from one corpus.
+    """Stores what was made from one corpus, in `folder` or by default in a folder of the user's cache.
 
-    Entries go to `folder` and nowhere else; by default, to a folder for this corpus in the user's cache folder. Nothing
-    is written beside the data: they may be shared, backed up or read-only.
-
-    An entry is a content file NAME.bin and a header NAME.json, {"format", "made_from", "bytes", "sha256"}, that says
-    what the entry was made from and what its content must be. Both are written whole or not at all, the header last. An
-    entry that is truncated, damaged, made from something else or in another format is therefore detected, never used,
-    and made again. Several processes may make the same entry at once.
+    Nothing is written beside the data. An entry is a content file NAME.bin and a header NAME.json with what it was made
+    from and its digest, written last: an entry that is damaged or made from something else is made again. Several
+    processes may make the same entry at once.
     """
 
     def __init__(self, corpus: Path, folder: str | os.PathLike[str] | None = None) -> None:
@@ -87,20 +63,22 @@ class Cache:
         """Return the path of an entry's content; `write` makes the entry if the folder does not have it.
 
         name: the readable part of the file name. made_from: everything that the content depends on, as JSON values.
-        Raises OSError if the folder cannot be written. Errors that `write` raises for the data are passed on.
         """
         key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}-{key[:16]}.bin"
         if not _is_sound(path, made_from):
             with saying_cache(self.folder):
                 require_write_bit(self.folder)
-                _make(path, made_from, write)
+                with replacing(path) as file:
+                    write(file)
+                header = _header(made_from, path.stat().st_size, file_sha256(path))
+                write_json(path.with_suffix(".json"), header, indent=1)
         return path
 
 
 @contextmanager
 def saying_cache(folder: Path) -> Iterator[None]:
-    """Let errors of files in the folder of a cache say so, and how to name another folder. Raises OSError."""
+    """Let errors of files in a cache folder say so, and how to name another folder."""
     try:
         yield
     except OSError as error:
@@ -129,22 +107,10 @@ def _usual_folder(corpus: Path) -> Path:
 
 
 def require_write_bit(folder: Path) -> None:
-    """Raise PermissionError for a folder marked read-only, or one that would be made inside such a folder.
-
-    The system still lets an administrator write there, and in a container that is often everyone. But if the folder is
-    read-only for all users, its owner wants the data to stay as it is.
-    """
+    """Raise PermissionError for a folder in or under a read-only one, even where an administrator could write."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.stat().st_mode & 0o222:
         raise PermissionError(errno.EACCES, "marked read-only", str(existing))
-
-
-def _make(path: Path, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> None:
-    with replacing(path) as file:
-        write(file)
-    header = _header(made_from, path.stat().st_size, file_sha256(path))
-    with replacing(path.with_suffix(".json")) as file:
-        file.write(json.dumps(header, indent=1).encode())
 
 
 def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
@@ -161,22 +127,15 @@ def _header(made_from: Mapping[str, object], n_bytes: int, sha256: str) -> dict[
     return {"format": _FORMAT, "made_from": dict(made_from), "bytes": n_bytes, "sha256": sha256}
 
 
-# --- the text files of a corpus: which file in a folder is which split, and how to read them ---
+# --- the text files of a corpus ---
 
-
-# The names of PTB (ptb.train.txt) and WikiText (wiki.train.tokens, wiki.train.raw), and plain ones.
 _FILE_NAME = re.compile(r"(?:ptb\.|wiki\.)?(train|valid|validation|test)\.(?:txt|tokens|raw)")
 _NAMES = "ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw, SPLIT.txt, SPLIT.tokens or SPLIT.raw"
 _FOLDER = "a folder with the train, valid and test files"
 
 
 class TextFile:
-    """One UTF-8 text file of a corpus.
-
-    path: the file. n_bytes: its size. sha256: the digest of its content, in hexadecimal.
-
-    Raises ValueError for an empty file, and OSError for one that cannot be read.
-    """
+    """One UTF-8 text file of a corpus, not empty, with its size and digest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -188,10 +147,8 @@ class TextFile:
     def blocks(self) -> Iterator[tuple[str, int]]:
         """Yield the text in blocks of whole lines, about 4 MiB each, with the number of bytes that each takes.
 
-        Every line ends with a line feed; one is added to a last line without it. A byte order mark is dropped.
-
-        Raises ValueError if the bytes are not UTF-8 or the file has only white space, and OSError if the file has
-        changed since its digest was taken.
+        A line feed is added to a last line without it, and a byte order mark dropped. Raises ValueError if the file is
+        not UTF-8 or only white space, and OSError if it has changed since its digest was taken.
         """
         digest = hashlib.sha256()
         n_bytes = n_lines = 0
@@ -228,9 +185,6 @@ def find_text_files(folder: str | os.PathLike[str]) -> dict[Split, TextFile]:
 
     Recognised names are ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw and SPLIT.txt, .tokens or .raw, where SPLIT is
     train, valid (or validation) or test. Splits may be missing, but not all three.
-
-    Raises FileNotFoundError for a folder that does not exist or has no such file, NotADirectoryError for a file, and
-    ValueError if two files claim one split or a file is empty.
     """
     folder = Path(folder).expanduser()
     if not folder.exists():

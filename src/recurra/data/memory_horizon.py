@@ -5,7 +5,7 @@ compressed value of all numbers since the last reset, so it has to remember ever
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,16 +43,12 @@ def memory_horizon_targets(
     If s is odd, the middle number stands alone and takes the next sign. At a reset the list is empty and the target is
     0, which the paper leaves open. The remainder is never negative.
 
-    tokens: (N, L) whole numbers, none negative; every token except `reset_token` is a number. Returns (N, L) int64 on
-    the device of `tokens`. The work grows with the sum of the squared segment lengths.
+    tokens: (N, L) whole numbers, none negative; every token except `reset_token` is a number. Returns (N, L) int64.
 
     >>> memory_horizon_targets(torch.tensor([[2, 3, 4, 5, 1]])).tolist()   # 2; 2*3; 2*4 - 3; reset; 1
     [[2, 6, 5, 0, 1]]
     >>> memory_horizon_targets(torch.tensor([[2, 3, 4, 1]])).tolist()      # the last: 2*1 - 3*4 = -10
     [[2, 6, 5, 41]]
-
-    Raises TypeError for tokens that are not whole numbers; ValueError for a shape other than (N, L), for negative
-    tokens and for a modulus below 1.
     """
     _require_tokens(tokens)
     require_at_least(1, modulus=modulus)
@@ -86,8 +82,6 @@ def memory_spans(tokens: Integer[Tensor, "N L"], *, reset_token: int = 5) -> Int
 
     >>> memory_spans(torch.tensor([[2, 3, 4, 5, 1]])).tolist()
     [[1, 2, 3, 0, 1]]
-
-    Raises TypeError for tokens that are not whole numbers, ValueError for a shape other than (N, L).
     """
     _require_tokens(tokens)
     step = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
@@ -100,11 +94,7 @@ def memory_spans(tokens: Integer[Tensor, "N L"], *, reset_token: int = 5) -> Int
 def _draw_memory_horizon_tokens(
     n_samples: int, sequence_length: int, *, largest_number: int, resets_per_sample: int, seed: int
 ) -> Int[Tensor, "N L"]:
-    """Draw random sequences: numbers uniform in 0..largest_number, and resets at distinct uniform places.
-
-    The reset token is largest_number + 1. Every sequence has `resets_per_sample` of them, at any step, including the
-    first. Returns (n_samples, sequence_length) int64; the same seed gives the same sequences.
-    """
+    """Draw random sequences: numbers uniform in 0..largest_number, and resets at distinct uniform places."""
     random = random_generator(seed, MEMORY_HORIZON_TOKENS)
     tokens = random.integers(0, largest_number + 1, size=(n_samples, sequence_length), dtype=np.int64)
     # Floyd's sampling, one draw for all sequences: the i-th draw is uniform over 0..last; if that place is already
@@ -137,11 +127,7 @@ def _segments(is_reset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _alternating_products(x: np.ndarray) -> np.ndarray:
-    """Compute sums[r, t] = sum_i (-1)^i x[r, i] x[r, t - i] over i < t - i, plus the middle number alone if t = 2 i.
-
-    x: (R, W), zero behind the end of a segment. Pair i enters every step t > 2 i, so it is one product of a column with
-    a slice, for all segments and steps at once.
-    """
+    """Compute sums[r, t] = sum_i (-1)^i x[r, i] x[r, t - i] over i < t - i, plus the middle number alone if t = 2 i."""
     width = x.shape[1]
     sums = np.zeros_like(x)
     product = np.empty_like(x)
@@ -155,84 +141,9 @@ def _alternating_products(x: np.ndarray) -> np.ndarray:
     return sums
 
 
-# --- memory horizon windows ---
-#
-# Windows of Memory Horizon's sequences for training: short ones first, then longer ones, then whole sequences.
-
-
-class _WindowSource:
-    """Training batches whose sequences are windows at random places of the samples of `SampleOrder`.
-
-    A window is read like a sequence of its own: its targets count from its start, or from a reset in it. After the
-    phases, batches are whole sequences with their own targets.
-
-    Args:
-        tokens: (N, L) int64.
-        targets: (N, L) int64, of the whole sequences.
-        order: which samples make up a step.
-        phases: (length, epochs) of windows, one after another.
-        window_tokens: how many tokens of a sample a step reads, in windows that may overlap; at least one window.
-        reset_token: the token that starts a new count.
-        modulus: of the targets.
-        seed: of the places.
-        rank: this process's number, of `world_size`.
-    """
-
-    def __init__(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        order: SampleOrder,
-        *,
-        phases: list[tuple[int, int]],
-        window_tokens: int,
-        reset_token: int,
-        modulus: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self._tokens, self._targets, self._order = tokens, targets, order
-        self._phases, self._window_tokens = phases, window_tokens
-        self._reset_token, self._modulus, self._seed = reset_token, modulus, seed
-        self._rank, self._world_size = rank, world_size
-        self.batch_size = order.batch_size
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def length(self, epoch: int) -> int:
-        """Return the length of an epoch's sequences."""
-        for length, epochs in self._phases:
-            if epoch < epochs:
-                return length
-            epoch -= epochs
-        return self._tokens.shape[1]
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: (B, L) or (B windows, length). Raises what `BatchSource.batch` raises."""
-        samples, _ = self._order.samples(epoch, step)
-        length, whole = self.length(epoch), self._tokens.shape[1]
-        if length == whole:
-            return Batch(self._tokens[samples], self._targets[samples], continues=False)
-        rows = torch.tensor(samples).repeat_interleave(max(1, self._window_tokens // length))
-        random = random_generator(self._seed, MEMORY_HORIZON_WINDOWS, epoch, step, 0)
-        drawn = random.integers(0, whole - length + 1, (self._world_size, len(rows)), dtype=np.int64)
-        starts = torch.from_numpy(drawn[self._rank])
-        windows = self._tokens[rows[:, None], starts[:, None] + torch.arange(length)]
-        targets = memory_horizon_targets(windows, reset_token=self._reset_token, modulus=self._modulus)
-        return Batch(windows, targets, continues=False)
-
-
-# --- memory Horizon as a data set: its configuration, its three splits and the order of its batches ---
-
-
 @dataclass(frozen=True)
 class MemoryHorizonConfig:
-    """The Memory Horizon data set (GateLoop Table 2); the defaults are the paper's.
-
-    Raises TypeError or ValueError, naming the field, for an impossible value.
-    """
+    """The Memory Horizon data set (GateLoop Table 2); the defaults are the paper's."""
 
     sequence_length: int = 1024
     """Steps in a sequence."""
@@ -270,22 +181,16 @@ class MemoryHorizonConfig:
         plain = self.window_lengths or self.window_tokens == usual
         require(bool(plain), "data.window_tokens", self.window_tokens, f"{usual} without data.window_lengths")
         for number, length in enumerate(self.window_lengths):
-            name = f"data.window_lengths[{number}]"
-            require(
-                1 <= length <= self.sequence_length, name, length, f"1 to data.sequence_length = {self.sequence_length}"
-            )
+            expected = f"1 to data.sequence_length = {self.sequence_length}"
+            require(1 <= length <= self.sequence_length, f"data.window_lengths[{number}]", length, expected)
         same = len(self.window_lengths) == len(self.window_epochs)
         expected = f"as many numbers as data.window_lengths, {len(self.window_lengths)}"
         require(same, "data.window_epochs", self.window_epochs, expected)
-        require(
-            min(self.window_epochs, default=1) >= 1, "data.window_epochs", self.window_epochs, "numbers of at least 1"
-        )
+        positive = min(self.window_epochs, default=1) >= 1
+        require(positive, "data.window_epochs", self.window_epochs, "numbers of at least 1")
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "MemoryHorizon":
-        """Draw the sequences and compute their targets, the same on every rank.
-
-        Raises ValueError if `world_size` does not divide `batch_size`.
-        """
+        """Draw the sequences and compute their targets, the same on every rank."""
         return MemoryHorizon(self, rank=rank, world_size=world_size)
 
 
@@ -330,50 +235,23 @@ class MemoryHorizon:
         """Return the memory span of each step of each sequence of a split (see `memory_spans`)."""
         return memory_spans(self.tokens[self.places(split)], reset_token=self.reset_token)
 
-    def source(self, split: Split) -> "_SampleSource | _WindowSource":
+    def source(self, split: Split) -> "_SampleSource":
         """Return the batches of a split: training in a new order each epoch, validation and test in a fixed order."""
         places, config = self.places(split), self.config
         training = split == "train"
-        tokens, targets = self.tokens[places], self.targets[places]
+        batch_size, seed = (config.batch_size, config.seed) if training else (config.eval_batch_size, None)
+        options: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
+        options |= {"rank": self.rank, "world_size": self.world_size}
         if training and config.window_lengths:
-            ranks = {"rank": self.rank, "world_size": self.world_size}
-            return _WindowSource(
-                tokens,
-                targets,
-                SampleOrder(len(tokens), batch_size=config.batch_size, seed=config.seed, **ranks),
-                phases=list(zip(config.window_lengths, config.window_epochs)),
-                window_tokens=config.window_tokens,
-                reset_token=self.reset_token,
-                modulus=config.modulus,
-                seed=config.seed,
-                **ranks,
-            )
-        return _SampleSource(
-            tokens,
-            targets,
-            batch_size=self.config.batch_size if training else self.config.eval_batch_size,
-            seed=self.config.seed if training else None,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+            return _WindowSource(self, self.tokens[places], self.targets[places], **options)
+        return _SampleSource(self.tokens[places], self.targets[places], **options)
 
 
 class _SampleSource:
-    """Batches of independent sequences, each of which starts from state None, in the order of `SampleOrder`.
-
-    tokens, targets: (N, L) int64. batch_size: sequences per step over all ranks together; the attribute of the same
-    name counts those on this rank. seed: of the training order; None keeps the given order, for evaluation.
-    """
+    """Batches of independent sequences, each of which starts from state None, in the order of `SampleOrder`."""
 
     def __init__(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        *,
-        batch_size: int,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
+        self, tokens: Tensor, targets: Tensor, *, batch_size: int, seed: int | None, rank: int = 0, world_size: int = 1
     ) -> None:
         self._tokens = tokens
         self._targets = targets
@@ -389,6 +267,39 @@ class _SampleSource:
         targets = self._targets[places]
         targets[n_counted:] = IGNORED_TARGET
         return Batch(self._tokens[places], targets, continues=False)
+
+
+class _WindowSource(_SampleSource):
+    """Training on windows at random places of the samples, in phases: short ones first, whole sequences last.
+
+    A window is read like a sequence of its own: its targets count from its start, or from a reset in it.
+    """
+
+    def __init__(self, data: MemoryHorizon, tokens: Tensor, targets: Tensor, **options: Any) -> None:
+        super().__init__(tokens, targets, **options)
+        self._data = data
+
+    def length(self, epoch: int) -> int:
+        """Return the length of an epoch's sequences."""
+        for length, epochs in zip(self._data.config.window_lengths, self._data.config.window_epochs):
+            if epoch < epochs:
+                return length
+            epoch -= epochs
+        return self._tokens.shape[1]
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return the batch of a step: (B, L) or (B windows, length). Raises what `BatchSource.batch` raises."""
+        length, whole, data = self.length(epoch), self._tokens.shape[1], self._data
+        if length == whole:
+            return super().batch(epoch, step)
+        samples, _ = self._order.samples(epoch, step)
+        rows = torch.tensor(samples).repeat_interleave(max(1, data.config.window_tokens // length))
+        random = random_generator(data.config.seed, MEMORY_HORIZON_WINDOWS, epoch, step, 0)
+        drawn = random.integers(0, whole - length + 1, (data.world_size, len(rows)), dtype=np.int64)
+        starts = torch.from_numpy(drawn[data.rank])
+        windows = self._tokens[rows[:, None], starts[:, None] + torch.arange(length)]
+        targets = memory_horizon_targets(windows, reset_token=data.reset_token, modulus=data.config.modulus)
+        return Batch(windows, targets, continues=False)
 
 
 class SpanAccuracy(NamedTuple):

@@ -1,4 +1,8 @@
-"""Processes that prepare a corpus, and end with the one that started them."""
+"""From any corpus to shards: in parallel, resumable, each file written whole or not at all, with its digest.
+
+Each unit of the corpus (`documents.py`) becomes one shard, which counts once its JSON file is there: a killed
+preparation keeps what was finished.
+"""
 
 import hashlib
 import os
@@ -17,11 +21,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from recurra.checks import require, require_choice, require_whole_number, sentence
+from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.documents import PREPARED, Source, Unit, corpus_path, find_units
-from recurra.data.files import item_progress, require_write_bit
-from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
-from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, split_lines
-from recurra.data.vocabulary import EOS, UNK, Vocabulary, count_words
+from recurra.data.files import progress, require_write_bit
+from recurra.data.tokenizers import (
+    EOS,
+    UNK,
+    ByteEncoder,
+    BytePairEncoding,
+    TextEncoder,
+    Vocabulary,
+    count_words,
+    split_lines,
+)
 from recurra.files.digests import file_sha256, read_stamped, write_stamped
 from recurra.files.writing import leftovers, locked, replacing
 
@@ -61,13 +73,7 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-# --- prepare ---
-#
-# From any corpus to shards: in parallel, resumable, each file written whole or not at all, with its digest.
-#
-# Each unit of the corpus (`documents.py`) becomes one shard. A killed preparation keeps what was finished: a shard
-# counts once its own small JSON file is there, which says what the shard was made from.
-
+# --- preparation ---
 
 _SAMPLE_CHARACTERS = 100_000_000
 """How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
@@ -80,8 +86,6 @@ class Preparation:
     source, path, name, field: where the text is (`find_units`). out: the folder of the shards. vocabulary: "words",
     "bpe" or "bytes". vocab_size: for words the most frequent ones, None for all; for bpe the size. tokenizer: a file to
     take instead of making one. workers: processes.
-
-    Raises ValueError, naming the field, for an impossible value.
     """
 
     source: Source
@@ -114,7 +118,10 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         what: the corpus and the folder.
         report: called with a line for each stage.
     """
-    _require_apart(what)
+    if what.source in ("jsonl", "hf") and corpus_path(what.source, what.path) == str(what.out.expanduser().resolve()):
+        # the shards' own JSON files would be taken for the corpus
+        expected = "a folder of its own, which may be in it"
+        raise ValueError(sentence("--out", f"{what.out}, the folder of the corpus", expected))
     units = find_units(what.source, what.path, name=what.name, field=what.field)
     if (index := _complete(what, units)) is not None:
         report(_said(units, 0, index["vocab_size"]))
@@ -126,14 +133,6 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         return _prepare(what, units, report, exclusive)
 
 
-def _require_apart(what: Preparation) -> None:
-    """Refuse to write where the shards, or what is said of them, would be taken for the corpus, or take its place."""
-    if what.source in ("jsonl", "hf") and corpus_path(what.source, what.path) == str(what.out.expanduser().resolve()):
-        raise ValueError(
-            sentence("--out", f"{what.out}, the folder of the corpus", "a folder of its own, which may be in it")
-        )
-
-
 def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None], exclusive: bool) -> dict[str, Any]:
     """Write what is missing. exclusive: as the only process, to which what is left half written belongs."""
     for temporary, _ in leftovers(what.out) if exclusive else ():
@@ -142,17 +141,16 @@ def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None]
         encoder = _encoder(what, units, mapped, report)
         for counts in what.out.glob(f"{_COUNTS}*.json") if exclusive else ():
             counts.unlink()
-        fingerprint = encoder.fingerprint  # which is computed anew each time
+        fingerprint = encoder.fingerprint
         missing = [unit for unit in units if _finished(what, unit, fingerprint) is None]
         report(_said(units, len(missing), len(encoder)))
         work = ((what, fingerprint, unit) for unit in missing)
-        with item_progress("Encoding", len(missing)) as advance:
+        with progress("Encoding", len(missing)) as advance:
             for _ in mapped(_write_shard, work):
                 advance(1)
     index = _index(what, units, encoder)
     assert index is not None  # what was missing was written above
-    if not _is_there(what.out / INDEX, index):
-        write_stamped(what.out / INDEX, index)
+    write_stamped(what.out / INDEX, index)
     return index
 
 
@@ -168,7 +166,9 @@ def _complete(what: Preparation, units: list[Unit]) -> dict[str, Any] | None:
     encoder = ENCODERS[what.vocabulary].load(own)
     _require_as_asked(what, units, encoder)
     index = _index(what, units, encoder)
-    return index if index is not None and _is_there(path, index) else None
+    with suppress(OSError, ValueError):
+        return index if index == read_stamped(path, most_bytes=MOST_INDEX_BYTES) else None
+    return None
 
 
 def _index(what: Preparation, units: list[Unit], encoder: TextEncoder) -> dict[str, Any] | None:
@@ -187,12 +187,6 @@ def _index(what: Preparation, units: list[Unit], encoder: TextEncoder) -> dict[s
         "vocab_size": len(encoder),
         "splits": splits,
     }
-
-
-def _is_there(path: Path, index: dict[str, Any]) -> bool:
-    with suppress(OSError, ValueError):
-        return read_stamped(path, most_bytes=MOST_INDEX_BYTES) == index
-    return False
 
 
 def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callable[[str], None]) -> TextEncoder:
@@ -216,7 +210,7 @@ def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callabl
         encoder = BytePairEncoding.train((text for unit in training for text in _first(unit, share)), what.vocab_size)
     else:
         report("counting words")
-        with item_progress("Counting words", len(training)) as advance:
+        with progress("Counting words", len(training)) as advance:
             total: Counter[str] = Counter()
             for file in mapped(_count_words, [(what.out, unit) for unit in training]):
                 total.update(_read_counts(file))
@@ -234,9 +228,8 @@ def _require_as_asked(what: Preparation, units: list[Unit], found: TextEncoder) 
         if ENCODERS[what.vocabulary].load(what.tokenizer).fingerprint != found.fingerprint:
             raise ValueError(sentence("--tokenizer", f"{what.tokenizer}, another vocabulary", f"that in {own}", hint))
         return
-    path = what.out / PREPARED
-    asked = read_stamped(path) if path.is_file() else {}  # folders that are older have none, or not all of it
-    size = asked.get("vocab_size", what.vocab_size)
+    asked = read_stamped(what.out / PREPARED)
+    size = asked["vocab_size"]
     if size != what.vocab_size or (size is not None and len(found) > size):
         got = "not given" if what.vocab_size is None else f"{what.vocab_size:,}"
         expected = f"that of {own}, {len(found):,}" + (f" of the {size:,} asked for" if size is not None else "")
@@ -271,14 +264,11 @@ def _read_counts(file: Path) -> dict[str, int]:
 
 
 def _most_frequent(total: Counter[str], size: int | None) -> Vocabulary:
+    words = [word for word, _ in total.most_common() if word not in (EOS, UNK)][: None if size is None else size - 2]
     total.setdefault(EOS, 0)
     total.setdefault(UNK, 0)
-    words = [word for word, _ in total.most_common()]
-    if size is not None and len(words) > size:
-        kept = [word for word in words if word not in (EOS, UNK)][: size - 2]
-        chosen = {*kept, EOS, UNK}
-        words = [word for word in words if word in chosen]
-    return Vocabulary(words)
+    chosen = {*words, EOS, UNK}
+    return Vocabulary([word for word, _ in total.most_common() if word in chosen])
 
 
 _COUNTS = "counts-"

@@ -5,28 +5,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 
 from recurra.checks import (
     fields_of,
     require,
-    require_at_least,
     require_choice,
-    require_probability,
     require_whole_number,
     sentence,
 )
-from recurra.data.batches import BatchSource, DrawnLengths, Split, require_rank
-from recurra.data.corpus import TextCorpus
+from recurra.data.batches import BatchSource, Split, require_rank
+from recurra.data.corpus import ENCODERS, TOKENIZER, MixtureSource, ShardCorpus, ShardedTokens, TextCorpus
 from recurra.data.files import saying_cache, user_cache_folder
-from recurra.data.shards import TOKENIZER, MixtureSource, ShardCorpus, ShardedTokens
 from recurra.data.text_batches import ExcerptSource, OverlappingSource, PackedSource, StreamSource
-from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
-from recurra.data.vocabulary import Vocabulary
-
-_WITHOUT = "0 without data.length_deviation"
+from recurra.data.tokenizers import TextEncoder
 
 
 @dataclass(frozen=True)
@@ -61,15 +55,6 @@ class TextConfig:
     bptt_segments: int = 1
     """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state that
     a step hands to the next one."""
-    length_deviation: float = 0.0
-    """For streams: the standard deviation of the tokens in a training step. With 0, all steps have
-    data.segment_length times data.bptt_segments tokens; otherwise lengths are drawn around that, anew in every epoch,
-    and a step's learning rate is scaled by its length over it. A model's own segments are not changed."""
-    half_length_share: float = 0.0
-    """The share of the training steps that are drawn around half that length; for data.length_deviation."""
-    shifted_epochs: bool = False
-    """For streams: begin the streams of every epoch at another token, drawn from those of a step, so that segments, and
-    what the model remembers at each token, are not the same in every epoch."""
     sampling: Literal["streams", "windows", "packed"] = "streams"
     """Training reads parallel streams in order and carries their state (streams), reads excerpts from random places
     (windows), or reads documents packed end to end, each a sequence of its own (packed, for shards). Evaluation always
@@ -77,7 +62,7 @@ class TextConfig:
     cache: str | None = None
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
-    """Seed of the random places, lengths and shifts, and of the order of shards."""
+    """Seed of the random places and of the order of shards."""
     source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
     """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files,
     JSON lines or a data set of the Hugging Face hub, prepared in the cache on first use."""
@@ -98,15 +83,6 @@ class TextConfig:
         require_whole_number(1, **sizes)
         require_whole_number(1, **fields_of(self, "data", "eval_stride"))
         require_whole_number(0, **fields_of(self, "data", "seed", "eval_context"))
-        require_at_least(0, **fields_of(self, "data", "length_deviation"))
-        require(math.isfinite(self.length_deviation), "data.length_deviation", self.length_deviation, "a finite number")
-        require_probability(**fields_of(self, "data", "half_length_share"))
-        drawn = self.length_deviation > 0
-        require(drawn or not self.half_length_share, "data.half_length_share", self.half_length_share, _WITHOUT)
-        streams = self.sampling == "streams" or not drawn
-        require(streams, "data.length_deviation", self.length_deviation, "0 unless data.sampling is streams")
-        streams = self.sampling == "streams" or not self.shifted_epochs
-        require(streams, "data.shifted_epochs", self.shifted_epochs, "false unless data.sampling is streams")
         both = (self.eval_stride is None) == (self.eval_context is None)
         expected = "null" if self.eval_stride is None else "a number of tokens"
         require(both, "data.eval_context", self.eval_context, f"{expected} when data.eval_stride is {self.eval_stride}")
@@ -136,10 +112,7 @@ class TextConfig:
         require(plain, "data.bpe_vocab_size", self.bpe_vocab_size, "null for shards, which have their tokenizer")
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "TextData":
-        """Find the corpus, encode it the first time, and open it.
-
-        Raises ValueError if `world_size` does not divide `batch_size`, and what `TextCorpus.load` raises.
-        """
+        """Find the corpus, encode it the first time, and open it."""
         require_rank(rank, world_size, self.batch_size)
         own = None if self.tokenizer is None else self.load_tokenizer(self.tokenizer)
         if self.source != "folder":
@@ -151,9 +124,7 @@ class TextConfig:
 
     def load_tokenizer(self, path: str | Path) -> TextEncoder:
         """Read a vocabulary of this kind without the corpus. Raises OSError, or ValueError for another kind of file."""
-        kinds: dict[str, Any] = {"bpe": BytePairEncoding, "bytes": ByteEncoder, "words": Vocabulary}
-        encoder: TextEncoder = kinds[self.vocabulary].load(path)
-        return encoder
+        return ENCODERS[self.vocabulary].load(path)
 
 
 class TextData:
@@ -189,84 +160,42 @@ class TextData:
 
     def save_tokenizer(self, path: Path) -> None:
         """Write the vocabulary so that `TextConfig.load_tokenizer` can read it. Raises OSError."""
-        encoder = self.corpus.encoder
-        assert isinstance(encoder, (Vocabulary, BytePairEncoding, ByteEncoder))  # what `TextConfig.build` makes
-        encoder.save(path)
+        self.corpus.encoder.save(path)  # type: ignore[attr-defined] - what `TextConfig.build` makes has it
 
     def source(self, split: Split) -> BatchSource:
-        """Return the batches of a split: for training as `sampling` says, for the others all tokens, each once.
-
-        Raises ValueError for a split that is missing or too short for a batch.
-        """
-        config = self.config
-        training = split == "train"
+        """Return the batches of a split: for training as `sampling` says, for the others all tokens, each once."""
+        config, seed, training = self.config, self.config.seed, split == "train"
         n_steps = config.segment_length * (config.bptt_segments if training else 1)
+        batch_size = config.batch_size if training else config.eval_batch_size
+        shares: dict[str, int] = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size}
         sharded = self.corpus if isinstance(self.corpus, ShardCorpus) else None
         if training and sharded is not None and config.mixture:
-            return self._mixture(n_steps, sharded.encoder)
+            texts, weights = self._mixed(sharded.encoder), list(config.mixture.values())
+            return MixtureSource(texts, weights, segment_length=n_steps, seed=seed, **shares)
         if training and sharded is not None and config.sampling == "packed":
-            return PackedSource(
-                sharded.tokens("train"),
-                batch_size=config.batch_size,
-                row_length=n_steps,
-                seed=config.seed,
-                rank=self.rank,
-                world_size=self.world_size,
-            )
+            return PackedSource(sharded.tokens("train"), row_length=n_steps, seed=seed, **shares)
+        tokens = self.tokens(split)
         if training and config.sampling == "windows":
-            return ExcerptSource(
-                self.tokens(split),
-                batch_size=config.batch_size,
-                segment_length=n_steps,
-                seed=config.seed,
-                rank=self.rank,
-                world_size=self.world_size,
-            )
+            return ExcerptSource(tokens, segment_length=n_steps, seed=seed, **shares)
         if not training and config.eval_stride is not None:
             assert config.eval_context is not None  # the config refuses one without the other
-            return OverlappingSource(
-                self.tokens(split),
-                batch_size=config.eval_batch_size,
-                stride=config.eval_stride,
-                context=config.eval_context,
-                rank=self.rank,
-                world_size=self.world_size,
-            )
+            return OverlappingSource(tokens, stride=config.eval_stride, context=config.eval_context, **shares)
         return StreamSource(
-            self.tokens(split),
-            batch_size=config.batch_size if training else config.eval_batch_size,
+            tokens,
             segment_length=n_steps,
             training=training,
-            drawn=self._drawn(n_steps),
-            shuffle_seed=None if sharded is None else config.seed,
-            shift_seed=config.seed if config.shifted_epochs else None,
-            rank=self.rank,
-            world_size=self.world_size,
+            shuffle_seed=None if sharded is None else seed,
+            **shares,
         )
 
-    def _mixture(self, n_steps: int, vocabulary: TextEncoder) -> BatchSource:
-        """Return excerpts from the training splits of several prepared corpora."""
-        config = self.config
-        corpora = [ShardCorpus(Path(path).expanduser()) for path in config.mixture]
-        for path, corpus in zip(config.mixture, corpora):
+    def _mixed(self, vocabulary: TextEncoder) -> list[ShardedTokens]:
+        corpora = [ShardCorpus(Path(path).expanduser()) for path in self.config.mixture]
+        for path, corpus in zip(self.config.mixture, corpora):
             if corpus.encoder.fingerprint != vocabulary.fingerprint:
                 got, hint = f"{path}, whose vocabulary is another one", "prepare it with --tokenizer"
-                raise ValueError(sentence("data.mixture", got, f"shards with the vocabulary of {config.path}", hint))
-        return MixtureSource(
-            [corpus.tokens("train") for corpus in corpora],
-            list(config.mixture.values()),
-            batch_size=config.batch_size,
-            segment_length=n_steps,
-            seed=config.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
-
-    def _drawn(self, usual: int) -> DrawnLengths | None:
-        config = self.config
-        if not config.length_deviation:
-            return None
-        return DrawnLengths(usual, config.length_deviation, config.half_length_share, config.seed)
+                expected = f"shards with the vocabulary of {self.config.path}"
+                raise ValueError(sentence("data.mixture", got, expected, hint))
+        return [corpus.tokens("train") for corpus in corpora]
 
 
 def _open_shards(config: TextConfig, encoder: TextEncoder | None) -> ShardCorpus:

@@ -1,7 +1,5 @@
 """Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 import torch
 
@@ -9,38 +7,21 @@ from recurra.checks import require
 from recurra.data.batches import (
     IGNORED_TARGET,
     TEXT_EXCERPTS,
-    TEXT_SHIFTS,
     Batch,
-    DrawnLengths,
     random_generator,
     require_step,
 )
-from recurra.data.shards import ShardedTokens
+from recurra.data.corpus import ShardedTokens
 
-
-@runtime_checkable
-class _LongText(Protocol):
-    """Tokens that are not in memory: `recurra.data.shards.ShardedTokens`."""
-
-    def __len__(self) -> int:
-        """How many tokens there are."""
-        ...
-
-    def __getitem__(self, where: slice) -> np.ndarray:
-        """Read tokens."""
-        ...
-
-    def shuffled(self, seed: int, epoch: int) -> "_LongText":
-        """Return them in the order of an epoch."""
-        ...
+_Tokens = np.ndarray | ShardedTokens
+"""(n,) numbers, in memory or on disk."""
 
 
 class StreamSource:
     """Parallel streams, read one segment per step; the target is the next token.
 
     The text is cut into `batch_size` streams of neighbouring tokens, dealt to the ranks in order. Each step continues
-    every stream where the step before ended, so every step but the first carries the state. All epochs are alike,
-    unless the lengths of the steps or the places where streams begin are drawn.
+    every stream where the step before ended, so every step but the first carries the state.
 
     In training, all streams have the same whole number of segments, and the rest of the text is dropped.
 
@@ -50,31 +31,24 @@ class StreamSource:
     `world_size` does not divide `batch_size`.
 
     tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
-    this rank. drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the
-    shards of the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training,
-    begin the streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
-
-    Raises ValueError for a text that is too short.
+    this rank. shuffle_seed: in training, read the shards of the text in an order of its own for each epoch; None for
+    texts without shards.
     """
 
     def __init__(
         self,
-        tokens: np.ndarray | _LongText,
+        tokens: _Tokens,
         *,
         batch_size: int,
         segment_length: int,
         training: bool,
-        drawn: DrawnLengths | None = None,
         shuffle_seed: int | None = None,
-        shift_seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._shift_seed = shift_seed if training else None
-        room = 0 if self._shift_seed is None else segment_length - 1  # which the longest shift needs
-        n_targets = len(tokens) - 1 - room
+        n_targets = len(tokens) - 1
         if training:
-            needed = batch_size * segment_length + 1 + room
+            needed = batch_size * segment_length + 1
             step = f"for one step with batch_size {batch_size} and segment_length {segment_length}"
             require(len(tokens) >= needed, _LENGTH, len(tokens), f"at least {needed}, {step}")
         require(n_targets >= 1, _LENGTH, len(tokens), "at least 2, to predict one token from another")
@@ -88,47 +62,28 @@ class StreamSource:
         self._tokens = tokens
         self._segment_length = segment_length
         self._longest = int(lengths.max())
-        self._drawn = drawn if training else None
         self._shuffle_seed = shuffle_seed if training else None
 
     def __len__(self) -> int:
-        if self._drawn is not None:
-            return self._drawn.n_steps(self._longest)
         return -(-self._longest // self._segment_length)
-
-    def relative_length(self, epoch: int, step: int) -> float:
-        """Return the length of a step over the usual one, by which its learning rate is scaled; 1 if none is drawn."""
-        if self._drawn is None:
-            return 1.0
-        first, last = self._drawn.borders(self._longest, epoch)[step : step + 2].tolist()
-        return float(last - first) / self._drawn.usual
 
     def batch(self, epoch: int, step: int) -> Batch:
         """Return the segment of each stream at a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        if self._drawn is None:
-            first, last = step * self._segment_length, min((step + 1) * self._segment_length, self._longest)
-        else:
-            first, last = self._drawn.borders(self._longest, epoch)[step : step + 2].tolist()
+        first, last = step * self._segment_length, min((step + 1) * self._segment_length, self._longest)
         width = last - first
         inputs = np.zeros((self.batch_size, width), dtype=np.int64)
         targets = np.full((self.batch_size, width), IGNORED_TARGET, dtype=np.int64)
         tokens = self._tokens
         if self._shuffle_seed is not None:
             tokens = tokens.shuffled(self._shuffle_seed, epoch)  # type: ignore[union-attr]
-        shift = self._shift(epoch)
         for number, (start, length) in enumerate(self._streams):
             n = min(width, length - first)
             if n > 0:
-                segment = tokens[shift + start + first : shift + start + first + n + 1]
+                segment = tokens[start + first : start + first + n + 1]
                 inputs[number, :n] = segment[:-1]
                 targets[number, :n] = segment[1:]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)
-
-    def _shift(self, epoch: int) -> int:
-        if self._shift_seed is None:
-            return 0
-        return int(random_generator(self._shift_seed, TEXT_SHIFTS, epoch).integers(self._segment_length))
 
 
 class OverlappingSource:
@@ -140,19 +95,10 @@ class OverlappingSource:
 
     tokens: (n,) numbers. batch_size: windows in a step, over all ranks together; the attribute of the same name counts
     those on this rank.
-
-    Raises ValueError for a text that is too short.
     """
 
     def __init__(
-        self,
-        tokens: np.ndarray | _LongText,
-        *,
-        batch_size: int,
-        stride: int,
-        context: int,
-        rank: int = 0,
-        world_size: int = 1,
+        self, tokens: _Tokens, *, batch_size: int, stride: int, context: int, rank: int = 0, world_size: int = 1
     ) -> None:
         require(len(tokens) >= 2, _LENGTH, len(tokens), "at least 2, to predict one token from another")
         self.batch_size = -(-batch_size // world_size)
@@ -189,19 +135,10 @@ class ExcerptSource:
 
     tokens: (n,) numbers. batch_size: excerpts over all ranks together, a multiple of world_size; the attribute of the
     same name counts those on this rank. segment_length: tokens of an excerpt.
-
-    Raises ValueError for a text shorter than one excerpt and its last target.
     """
 
     def __init__(
-        self,
-        tokens: np.ndarray | _LongText,
-        *,
-        batch_size: int,
-        segment_length: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
+        self, tokens: _Tokens, *, batch_size: int, segment_length: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
         excerpt = f"for one excerpt with segment_length {segment_length}"
         require(len(tokens) > segment_length, _LENGTH, len(tokens), f"at least {segment_length + 1}, {excerpt}")
@@ -230,7 +167,6 @@ _LENGTH = "the number of tokens in the text"
 
 
 # --- packed batches ---
-#
 # Documents packed end to end: every sequence of a step is full, and no state crosses from one document to the next.
 
 
@@ -242,19 +178,10 @@ class PackedSource:
 
     tokens: of a prepared corpus. batch_size: rows over all ranks together, a multiple of world_size; the attribute of
     the same name counts the sequences of a batch, which is one, with borders. row_length: tokens of a row.
-
-    Raises ValueError for a text that is too short for one step.
     """
 
     def __init__(
-        self,
-        tokens: ShardedTokens,
-        *,
-        batch_size: int,
-        row_length: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
+        self, tokens: ShardedTokens, *, batch_size: int, row_length: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
         needed = batch_size * row_length + 1
         require(len(tokens) >= needed, "the number of tokens in the text", len(tokens), f"at least {needed}")

@@ -1,11 +1,11 @@
-"""Tokenizers: bytes, byte-level byte pair encoding, and the tokenizer.json files of the `tokenizers` library."""
+"""What turns text into tokens and back: bytes, words, and the byte pairs of the `tokenizers` library."""
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from operator import index
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
@@ -14,11 +14,9 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recurra.checks import kind_of, require, require_whole_number, sentence
-from recurra.files.digests import STAMP, checked_stamp, stamped
+from recurra.files.digests import STAMP, checked_stamp, stamped, text_sha256
 from recurra.files.reading import one_line, parse_json, read_json, read_text
 from recurra.files.writing import replacing
-
-# --- what turns text into tokens and back ---
 
 
 @runtime_checkable
@@ -28,25 +26,20 @@ class TextEncoder(Protocol):
     @property
     def fingerprint(self) -> str:
         """A digest that differs whenever the tokens of some text differ."""
-        ...
 
     def __len__(self) -> int:
         """How many tokens there are; they are 0..len-1."""
-        ...
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        ...
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text."""
-        ...
 
 
 # --- text as bytes of UTF-8: a vocabulary of 256 tokens that needs no training ---
 
-
-_FORMAT = "recurra bytes 1"
+_BYTES_FORMAT = "recurra bytes 1"
 
 
 class ByteEncoder:
@@ -56,7 +49,7 @@ class ByteEncoder:
     [110, 195, 169]
     """
 
-    fingerprint = _FORMAT
+    fingerprint = _BYTES_FORMAT
     """A digest that differs whenever the tokens of some text differ."""
 
     def __len__(self) -> int:
@@ -67,10 +60,7 @@ class ByteEncoder:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """Turn tokens back into text; bytes that are not UTF-8 become U+FFFD.
-
-        Raises ValueError for a token outside 0 to 255.
-        """
+        """Turn tokens back into text; bytes that are not UTF-8 become U+FFFD."""
         numbers = [index(token) for token in tokens]
         for number in numbers:
             require(0 <= number < 256, "a token", number, "0 to 255")
@@ -78,7 +68,7 @@ class ByteEncoder:
 
     def to_json(self) -> str:
         """Return what `save` writes, as text."""
-        return json.dumps({"format": _FORMAT})
+        return json.dumps({"format": _BYTES_FORMAT})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that says what the tokens are, whole or not at all. Raises OSError."""
@@ -88,16 +78,151 @@ class ByteEncoder:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ByteEncoder":
         """Read what `save` wrote. Raises OSError, or ValueError if the file is something else."""
-        if read_json(Path(path).expanduser()).get("format") != _FORMAT:
+        if read_json(Path(path).expanduser()).get("format") != _BYTES_FORMAT:
             raise ValueError(sentence(str(path), "another file", "one written by ByteEncoder.save"))
         return cls()
 
 
+# --- words ---
+
+EOS = "<eos>"
+UNK = "<unk>"
+_WORDS_FORMAT = "recurra vocabulary 1"
+_MOST_WORDS_BYTES = 256 * 2**20
+_OWN_FILE = "a file written by Vocabulary.save"
+
+
+class Vocabulary:
+    """Words and their tokens.
+
+    Text is split at white space. Each line feed is the word <eos>, and a word outside the vocabulary is <unk>. This is
+    how published perplexities on PTB and WikiText-103 count words.
+
+    words: the word of each token; distinct, without white space, and with <eos> and <unk> among them.
+
+    >>> vocabulary = Vocabulary.from_text(["a cat and a dog\\n"])
+    >>> vocabulary.words
+    ('a', 'cat', 'and', 'dog', '<eos>', '<unk>')
+    >>> vocabulary.encode("a bird\\n").tolist()
+    [0, 5, 4]
+    >>> vocabulary.decode([0, 3, 4])
+    'a dog\\n'
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        for word in () if _are_words(self.words) else self.words:
+            is_word = isinstance(word, str) and word.split() == [word] and _can_be_written(word)
+            require(is_word, "an entry of words", word, "a string that is not empty and has no white space")
+        self._numbers = {word: number for number, word in enumerate(self.words)}
+        if len(self._numbers) != len(self.words):
+            twice = next(word for word, count in Counter(self.words).items() if count > 1)
+            raise ValueError(sentence("words", f"a list with {twice!r} more than once", "distinct words"))
+        for word in (EOS, UNK):
+            if word not in self._numbers:
+                raise ValueError(sentence("words", f"a list without {word!r}", f"{EOS!r} and {UNK!r} among them"))
+        self.eos = self._numbers[EOS]
+        self.unk = self._numbers[UNK]
+
+    @classmethod
+    def from_text(cls, blocks: Iterable[str]) -> "Vocabulary":
+        """Collect the words of a text in blocks of whole lines: by frequency, then in order of appearance.
+
+        <eos> is counted at each line end; <unk> is a word like any other, added at the end if the text lacks it.
+        """
+        counts = count_words(blocks)
+        counts.setdefault(EOS, 0)
+        counts.setdefault(UNK, 0)
+        return cls([word for word, _ in counts.most_common()])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
+        """Read what `save` wrote. Raises OSError, or ValueError if the file is something else or damaged."""
+        path = Path(path).expanduser()
+        return cls.from_json(read_text(path, most_bytes=_MOST_WORDS_BYTES), str(path))
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> "Vocabulary":
+        """Read what `to_json` returned; `name` is what messages call it. Raises ValueError as `load`."""
+        content = parse_json(text, name)
+        if content.get("format") != _WORDS_FORMAT:
+            raise ValueError(sentence(name, "not a vocabulary", _OWN_FILE))
+        words = content.get("words")
+        if not isinstance(words, list):
+            raise ValueError(sentence(name, f"a damaged vocabulary (words is {kind_of(words)})", _OWN_FILE))
+        try:
+            vocabulary = cls(words)
+        except ValueError as error:
+            raise ValueError(sentence(name, f"a damaged vocabulary ({error})", _OWN_FILE)) from error
+        if vocabulary.fingerprint != content.get("fingerprint"):
+            got = "a damaged vocabulary (its words do not match its fingerprint)"
+            raise ValueError(sentence(name, got, _OWN_FILE))
+        return vocabulary
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the words as JSON, whole or not at all. Raises OSError."""
+        with replacing(Path(path).expanduser()) as file:
+            file.write(self.to_json().encode())
+
+    def to_json(self) -> str:
+        """Return what `save` writes, as text."""
+        # json.dumps with indent=0, which is not written in C and takes ten times as long
+        words = json.dumps(self.words, ensure_ascii=False, separators=(",\n", ":"))
+        return (
+            f'{{\n"format": "{_WORDS_FORMAT}",\n"fingerprint": "{self.fingerprint}",\n"words": [\n{words[1:-1]}\n]\n}}'
+        )
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the words and their order, in hexadecimal: equal vocabularies have equal digests."""
+        return text_sha256("\n".join(self.words))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Turn text into tokens: (n,) int64."""
+        words = _split(text)
+        return np.fromiter(map(self._numbers.get, words, repeat(self.unk)), np.int64, len(words))
+
+    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
+        """Turn tokens back into text: words with a space between them, and a line feed for each <eos>."""
+        words = []
+        for number in map(index, tokens):
+            require(0 <= number < len(self.words), "a token", number, f"0 to {len(self.words) - 1}")
+            words.append("\n" if number == self.eos else self.words[number])
+        return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
+
+
+def _can_be_written(word: str) -> bool:
+    """Whether a word is Unicode text: a lone surrogate, which JSON can spell, is not."""
+    return word.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in word)
+
+
+def _are_words(words: tuple[object, ...]) -> bool:
+    """Whether all of them certainly are words: quick, for the vocabularies that are as they should be."""
+    if not all(isinstance(word, str) for word in words):
+        return False
+    text = " ".join(map(str, words))
+    return tuple(text.split()) == words and _can_be_written(text)
+
+
+def _split(text: str) -> list[str]:
+    """Split text into words, with <eos> for each line feed."""
+    return text.replace("\n", f" {EOS} ").split()
+
+
+def count_words(blocks: Iterable[str]) -> Counter[str]:
+    """Count the words of a text in blocks of whole lines, <eos> at each line end, in order of appearance."""
+    counts: Counter[str] = Counter()
+    for block in blocks:
+        counts.update(_split(block))
+    return counts
+
+
 # --- the files of the `tokenizers` library, tokenizer.json: checked before the library sees them ---
-#
-# The library aborts the process for some numbers of tokens, and takes over what is damaged but still JSON. Our own
-# files carry a digest inside the key `model`, where the library and transformers pass over keys that they do not
-# know.
+# The library aborts the process for some numbers of tokens, and accepts damaged JSON. Our own files carry a digest
+# inside the key `model`, where the library and transformers ignore unknown keys.
 
 
 MOST_TOKENIZER_BYTES = 256 * 2**20
@@ -114,15 +239,7 @@ def _stamped_tokenizer(text: str) -> str:
 
 
 def parse_tokenizer(text: str, name: str) -> dict[str, Any]:
-    """Read a tokenizer.json, compare it with its digest if it carries one, and check the numbers of its tokens.
-
-    Args:
-        text: the content of the file.
-        name: what messages call it.
-
-    Returns:
-        the content, without the digest.
-    """
+    """Read a tokenizer.json, called `name` in messages; check its digest, if it has one, and its tokens' numbers."""
     content: dict[str, Any] = parse_json(text, name)
     model = content.get("model")
     if not isinstance(model, dict):
@@ -176,8 +293,7 @@ def _require_tokens(numbers: list[Any], name: str) -> None:
             raise ValueError(sentence(name, got, f"whole numbers from 0 to {_MOST_TOKENS - 1}"))
 
 
-# --- byte-level byte pair encoding, trained on a corpus or loaded from a tokenizer.json ---
-
+# --- byte pairs ---
 
 # A letter that no training text in the Latin alphabet contains, to see what a tokenizer does with unseen characters.
 _RARE_LETTER = "\u16e5"
@@ -186,21 +302,15 @@ _KEEPS_ALL = "one with a byte-level alphabet, byte fallback or an unknown token"
 _LINE = r"[^\n]*\n|[^\n]+"
 # Cuts a text into lines, each with its line feed. The library for browsers knows this behaviour of those that would do.
 _LINES = {"type": "Split", "pattern": {"Regex": _LINE}, "behavior": "Isolated", "invert": False}
-_OUR_WORDS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_LINE_FEED = "\u010a"
-"""In the alphabet of bytes."""
 
 
 class BytePairEncoding:
     """A tokenizer of the `tokenizers` library, set up for whole corpora.
 
-    A text has the tokens that the library gives it, but special tokens are not added (`start` has those in front), and
-    truncation and padding are switched off. A byte-level tokenizer decodes to exactly the same text.
-
-    Those that `train` makes encode each line by itself, line feed included: the tokens of a file do not depend on how
-    it is cut into blocks of lines. Others may have tokens that span lines, and encode each call's text as a whole.
-
-    Raises ValueError for a tokenizer that fails on unknown characters or drops them.
+    Special tokens are not added (`start` has those in front), and truncation and padding are switched off. Those that
+    `train` makes encode each line by itself, so that the tokens of a file do not depend on how it is cut into blocks of
+    lines; others may have tokens that span lines. Raises ValueError for a tokenizer that fails on unknown characters or
+    drops them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -218,19 +328,12 @@ class BytePairEncoding:
             raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer
         self._start = _before(plain, whole)
-        content = json.loads(tokenizer.to_str())
-        if _is_our_older_form(content):
-            tokenizer.pre_tokenizer = _by_lines()
-            content = json.loads(tokenizer.to_str())
-        self._by_lines = _cuts_lines(content)
+        self._by_lines = _cuts_lines(json.loads(tokenizer.to_str()))
         self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int) -> "BytePairEncoding":
-        """Train on a text in blocks of whole lines: the 256 bytes and at most vocab_size - 256 merges.
-
-        A short text may give fewer merges. Raises ValueError for a vocab_size below 256, the number of bytes.
-        """
+        """Train on a text in blocks of whole lines: the 256 bytes and at most vocab_size - 256 merges."""
         require_whole_number(256, vocab_size=vocab_size)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = _by_lines()
@@ -270,18 +373,8 @@ class BytePairEncoding:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests.
-
-        It also differs from what it was while all tokenizers were given lines, if the tokens of a text do.
-        """
-        text = self._tokenizer.to_str()
-        if self._by_lines:
-            content = json.loads(text)
-            words = content["pre_tokenizer"]["pretokenizers"][1]
-            text = Tokenizer.from_str(json.dumps({**content, "pre_tokenizer": words})).to_str()
-        else:
-            text = f"whole texts\n{text}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests."""
+        return text_sha256(self._tokenizer.to_str())
 
     @property
     def start(self) -> tuple[int, ...]:
@@ -300,10 +393,7 @@ class BytePairEncoding:
         return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD.
-
-        Raises ValueError for a token outside the vocabulary.
-        """
+        """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD."""
         numbers = [index(token) for token in tokens]
         for number in numbers:
             require(0 <= number < self._length, "a token", number, f"0 to {self._length - 1}")
@@ -320,14 +410,6 @@ def _by_lines() -> pre_tokenizers.PreTokenizer:
     """Cut a text into lines, and those into words."""
     lines = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")
     return pre_tokenizers.Sequence([lines, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-
-def _is_our_older_form(content: dict[str, Any]) -> bool:
-    """Whether `train` made this before its tokenizers cut lines themselves: then no token goes on after a line feed."""
-    plain = content["normalizer"] is content["post_processor"] is None and not content["added_tokens"]
-    if not plain or content["pre_tokenizer"] != _OUR_WORDS or content["model"]["type"] != "BPE":
-        return False
-    return not any(_LINE_FEED in token[:-1] for token in content["model"]["vocab"])
 
 
 def _cuts_lines(content: dict[str, Any]) -> bool:

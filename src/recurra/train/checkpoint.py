@@ -1,8 +1,8 @@
 """Checkpoints: written whole or not at all, and refused if they have changed since or are not what they should be.
 
 A checkpoint is a safetensors file. Its tensors have names such as `optimizer.state.0.exp_avg`; everything else is JSON
-in the metadata, in which `{"<tensor>": name}` stands for each tensor, together with a digest of all of it. Several
-ranks write a folder of such files (`distributed_checkpoint.py`).
+in the metadata, where `{"<tensor>": name}` stands for each tensor, with a digest of all of it. Several ranks write a
+folder of such files (`distributed_checkpoint.py`).
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recurra import __version__
 from recurra.checks import kind_of, sentence
 from recurra.files.digests import MANIFEST, content_digest
-from recurra.files.reading import parse_json, require_fields
+from recurra.files.reading import parse_json
 from recurra.files.weights import read_metadata, read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra.files.writing import NO_ROOM, discard, free_bytes, replacing
 
@@ -40,30 +40,6 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message names the file and says what to do."""
 
 
-# --- what a checkpoint holds ---
-
-
-_TYPES: dict[str, Any] = {
-    "format": str,
-    "versions": dict[str, str],
-    "config": dict[str, Any],
-    "position": dict[str, float],
-    "model": dict[str, Tensor],
-    "average": dict[str, Any] | None,
-    "optimizer": dict[str, Any] | None,
-    "state": Any,
-    "window": dict[str, float] | None,
-    "scores": dict[str, dict[str, float]],
-    "random": dict[str, Any] | list[dict[str, Any]] | None,  # a list: of several ranks
-    "levels": dict[str, Any],
-    "resumed_at": list[int],
-    "converted_from": str,
-}
-_OPTIONAL = {"levels", "resumed_at", "converted_from"}
-"""`recurra convert` leaves out the first two, and alone writes the last."""
-_OPTIMIZER = {"state": dict[int, dict[str, Any]], "param_groups": list[dict[str, Any]]}
-
-
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     return {"recurra": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
@@ -74,42 +50,20 @@ def with_versions(payload: Payload) -> Payload:
     return {"format": _FORMAT, "versions": versions(), **payload}
 
 
-def _require_payload(payload: Payload, path: Path) -> None:
-    """Refuse a payload with a key that is missing or unknown or a value of another type; weights must be finite."""
-    if (found := payload.get("format")) != _FORMAT:
-        raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
-    for got, keys in (
-        ("without", _TYPES.keys() - _OPTIONAL - payload.keys()),
-        ("one with", payload.keys() - _TYPES.keys()),
-    ):
-        if keys:
-            raise ValueError(sentence(str(path), f"{got} {', '.join(sorted(keys))}", f"one with {', '.join(_TYPES)}"))
-    require_fields(payload, _TYPES, str(path), finite=False)
-    if payload["optimizer"] is not None:
-        require_fields(payload["optimizer"], _OPTIMIZER, f"the optimizer in {path}", finite=False)
-    require_finite(payload["model"], path)
-    if payload["average"] is not None:
-        require_finite(payload["average"]["weights"], path)
-
-
-# --- tensors and the rest ---
+# --- tensors apart from the rest ---
 
 _TENSOR, _ITEMS = "<tensor>", "<items>"
 _PLAIN = "plain data: numbers, strings, None and tensors, in lists and dicts"
 
 
 def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Take the tensors out of nested dicts and lists, under names such as model.head.weight; tied ones once.
-
-    Returns:
-        what JSON can hold, and the tensors by name.
-    """
+    """Split nested dicts and lists into what JSON can hold and tensors by name (model.head.weight); tied ones once."""
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
 
     def walk(value: Any, name: str) -> Any:
         if isinstance(value, Tensor):
-            # By its memory, which FSDP pads: a rank that has nothing of a tied tensor must count it once, too.
+            # FSDP pads memory, so even a rank without a part of a tied tensor counts it once.
             here = value.to_local() if hasattr(value, "to_local") else value
             memory = _address(here)
             key = (memory, here.storage_offset(), value.shape, here.stride(), here.dtype) if memory else name
@@ -196,7 +150,10 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
         raise CheckpointError(sentence("checkpoint", f"{path}, which does not exist", _CHECKPOINT))
     try:
         payload = _load_folder(path, target) if path.is_dir() else _load_file(path, device)
-        _require_payload(payload, path)
+        if (found := payload.get("format")) != _FORMAT:
+            raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
+        for weights in (payload["model"], scored_weights(payload)):
+            require_finite(weights, path)
     except OSError as error:
         raise CheckpointError(sentence(str(path), f"unreadable ({error})", _CHECKPOINT)) from error
     except ValueError as error:
@@ -256,11 +213,7 @@ def scored_weights(payload: Payload) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Load the weights of a checkpoint into `model`.
-
-    Raises:
-        CheckpointError: they belong to another model; the message names parameters that differ.
-    """
+    """Load the weights of a checkpoint into `model`. Raises CheckpointError if they belong to another model."""
     if difference := shape_difference(model, weights):
         got = f"a checkpoint of another model (it has {difference})"
         raise CheckpointError(sentence(str(path), got, "one of this model"))
@@ -270,9 +223,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
 class CheckpointFolder:
     """The checkpoints of one run: the newest few, one file per step, and the best one.
 
-    Several ranks write folders in place of files (`distributed_checkpoint.py`); both may lie side by side. A file has
-    its step in its name and never moves. A killed process therefore always leaves the last checkpoint in place, which
-    would not be certain if files called "last" and "previous" swapped places.
+    Several ranks write folders in place of files (`distributed_checkpoint.py`); both may lie side by side. Files carry
+    their step in the name and never move, so a killed process always leaves the last checkpoint in place.
     """
 
     def __init__(self, path: Path, *, keep: int = 2) -> None:
@@ -296,11 +248,7 @@ class CheckpointFolder:
         return max(self._named(_BEST), key=lambda path: path.stat().st_mtime_ns, default=self.path / f"best{SUFFIX}")
 
     def save(self, step: int, payload: Payload) -> Path:
-        """Write the checkpoint of a step, then delete those that are too old to keep.
-
-        Raises:
-            OSError: it cannot be written. All earlier ones are still there; the message names the last.
-        """
+        """Write the checkpoint of a step, then delete those that are too old to keep; an OSError deletes none."""
         target = self._file(step)
         self._write(target, payload)
         self._drop_old(target)
@@ -345,11 +293,7 @@ class CheckpointFolder:
                 discard(path)
 
     def require_none_after(self, step: int) -> None:
-        """Refuse checkpoints of later steps, which would be taken for those of a run that only comes to `step`.
-
-        Raises:
-            FileExistsError: there is one.
-        """
+        """Refuse (FileExistsError) checkpoints of later steps, which would be taken for those of this run."""
         later = [path for path in self.steps() if path.stem > self._file(step).stem]
         if later:
             expected = f"a folder without checkpoints after step {step}"
@@ -357,11 +301,7 @@ class CheckpointFolder:
             raise FileExistsError(sentence("the run's folder", f"one with {later[-1].name}", expected, hint))
 
     def find(self, which: str) -> Path:
-        """Find the file for "last", "previous", "best" or a path.
-
-        Raises:
-            CheckpointError: there is no such file.
-        """
+        """Find the file for "last", "previous", "best" or a path. Raises CheckpointError."""
         steps = self.steps()
         if which in ("last", "previous"):
             place = {"last": 1, "previous": 2}[which]
@@ -378,11 +318,7 @@ class CheckpointFolder:
     def load(
         self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
     ) -> tuple[Path, Payload]:
-        """Find and read a checkpoint; `device` and `target` as for `load_checkpoint`.
-
-        Raises:
-            CheckpointError: it cannot be used. The message offers an older one if there is one.
-        """
+        """Find and read a checkpoint, as `load_checkpoint`; a CheckpointError offers an older one if there is one."""
         path = self.find(which)
         try:
             return path, load_checkpoint(path, device, target=target)

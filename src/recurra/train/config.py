@@ -1,4 +1,4 @@
-"""SOAP: Adam in the eigenvectors of Shampoo's statistics, from the package pytorch-optimizer."""
+"""How a run optimises, schedules its learning rate and keeps its books: one field per decision."""
 
 import inspect
 import math
@@ -35,19 +35,7 @@ def _soap(
     eps: float = 1e-8,
     precondition_frequency: int = 5,
 ) -> Optimizer:
-    """Make SOAP (Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024) over parameter groups.
-
-    Each matrix of gradients G adds to averages of G G^T and G^T G. Adam works in the basis of their eigenvectors, where
-    the entries of a gradient hardly depend on each other. Vectors get plain Adam. The first update only begins the
-    averages.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        lr: learning rate of groups without their own.
-        betas: decay rates of the first and the second moment, the latter also that of the averages above.
-        eps: the term in the denominator.
-        precondition_frequency: how many updates it takes until the basis is brought nearer to the eigenvectors.
-    """
+    """Make SOAP (Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024) over parameter groups."""
     from pytorch_optimizer import SOAP
 
     groups = list(groups)
@@ -61,9 +49,6 @@ def _soap(
     return SOAP(groups, precondition_frequency=precondition_frequency, max_precondition_dim=_LARGEST_SIDE, **options)
 
 
-# --- the optimisers that recipes choose by name ---
-
-
 _Factory = TypeVar("_Factory", bound=Callable[..., Optimizer])
 
 _optimizers: Registry[Callable[..., Optimizer]] = Registry("optimizer")
@@ -72,11 +57,8 @@ _optimizers: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 def register_optimizer(name: str) -> Callable[[_Factory], _Factory]:
     """Register an optimiser under `name`, for `optimizer.algorithm`.
 
-    It is called as `cls(groups, lr=..., **optimizer.own_options)`, where the groups are those of `parameter_groups`:
-    each has its own `lr`, which the schedule changes, and `weight_decay`. Its `state_dict` goes into the checkpoints.
-
-    Raises:
-        ValueError: when the name is taken by something else.
+    It is called as `cls(groups, lr=..., **optimizer.own_options)` with the groups of `parameter_groups`: each has its
+    own `lr`, which the schedule changes, and `weight_decay`. Its `state_dict` goes into the checkpoints.
     """
     return _optimizers.register(name)  # type: ignore[return-value]
 
@@ -87,12 +69,7 @@ def list_optimizers() -> list[str]:
 
 
 def optimizer_factory(name: str, options: dict[str, Any]) -> Callable[..., Optimizer]:
-    """Return what makes the optimiser of a name.
-
-    Args:
-        name: one of `list_optimizers()`.
-        options: those it is going to be called with.
-    """
+    """Return what makes the optimiser of a name, once it is known to take `options`."""
     factory = _optimizers[name]
     parameters = inspect.signature(factory).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -112,21 +89,13 @@ register_optimizer("soap")(_soap)
 
 
 # --- how a run optimises, schedules its learning rate and keeps its books: one field per decision ---
-#
 # Every config checks itself when it is made and refuses impossible values, naming the field as a recipe spells it.
 
 
 def _chosen_options(
     config: object, section: str, choice: str, options: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the options of the choice that a config makes, with defaults for those that are not set.
-
-    Args:
-        config: has the choice and the options of all choices as fields; an option that is not set is None.
-        section: the recipe section of the config.
-        choice: the field that chooses.
-        options: the options of each choice, with their defaults.
-    """
+    """Return the options of the choice that a config makes, with defaults for those that are not set."""
     chosen = getattr(config, choice)
     defaults = choose(f"{section}.{choice}", options, chosen)
     others = dict.fromkeys(name for names in options.values() for name in names if name not in defaults)
@@ -139,13 +108,7 @@ def _chosen_options(
 OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"betas": (0.9, 0.98), "epsilon": 1e-8},
     "sgd": {"momentum": 0.9, "nesterov": False},
-    "muon": {
-        "matrix_learning_rate": 0.01,
-        "momentum": 0.95,
-        "nesterov": True,
-        "betas": (0.9, 0.98),
-        "epsilon": 1e-8,
-    },
+    "muon": {"matrix_learning_rate": 0.01, "momentum": 0.95, "nesterov": True, "betas": (0.9, 0.98), "epsilon": 1e-8},
     "soap": {"betas": (0.95, 0.95), "epsilon": 1e-8, "precondition_frequency": 5},
 }
 
@@ -289,14 +252,6 @@ class TrainingConfig:
     """Batches whose gradients make up one update; every counted target weighs the same in it."""
     carry_state: bool = True
     """Carry the state, with its gradients cut, into a batch that continues the last one; false: never."""
-    generalised_cross_entropy: float = 0.0
-    """q in [0, 1]: minimise (1 - p^q) / q instead of -log p, where p is the probability that the model gives a target.
-    Its gradient is that of -log p times p^q, so targets that the model cannot predict, or not yet, disturb it less. 0
-    is -log p itself; logs and scores always use that."""
-    activation_penalty: float = 0.0
-    """Weight of the mean square of what a language model's head reads (AWD-LSTM's AR); logs are without it."""
-    change_penalty: float = 0.0
-    """Weight of the mean square of its change from one step to the next (AWD-LSTM's TAR)."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
     """float32 throughout, or bfloat16 autocast over float32 weights and states; auto: bfloat16 where the processor has
     units for it, else float32, and a run keeps what it began with. Evaluation always uses float32."""
@@ -329,7 +284,7 @@ class TrainingConfig:
     monitor: Literal["loss", "accuracy"] = "loss"
     """The validation score that decides which checkpoint is the best one; equal accuracies are ranked by loss."""
     tensorboard: bool = True
-    """Write TensorBoard events beside the CSV log."""
+    """Write TensorBoard events beside the JSON log."""
     patience: int | None = None
     """Stop once this many evaluations in a row were no better than the best; null: never."""
     compile: bool = False
@@ -346,28 +301,17 @@ class TrainingConfig:
         highest, expected = (1, "in (0, 1]") if self.monitor == "accuracy" else (math.inf, "above 0")
         is_possible = self.stop_at is None or 0 < self.stop_at <= highest
         require(is_possible, "training.stop_at", self.stop_at, f"{self.monitor} {expected}, or null")
-        require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
-        alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
-        expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"
-        require(alone, "training.checkpoint_blocks", self.checkpoint_blocks, expected)
-        alone = self.sequence_parallel == 1 or not self.change_penalty
-        expected = "0 with training.sequence_parallel, which cuts sequences where it would compare steps"
-        require(alone, "training.change_penalty", self.change_penalty, expected)
-        alone = self.sequence_parallel == 1 or not self.compile
-        expected = "false with training.sequence_parallel, whose exchanges cannot be compiled"
-        require(alone, "training.compile", self.compile, expected)
-        q = self.generalised_cross_entropy
-        require(0 <= q <= 1, "training.generalised_cross_entropy", q, "a number in [0, 1]")
+        for name, expected in {
+            "checkpoint_blocks": "false with training.sequence_parallel, whose exchanges cannot be repeated",
+            "compile": "false with training.sequence_parallel, whose exchanges cannot be compiled",
+        }.items():
+            value = getattr(self, name)
+            require(self.sequence_parallel == 1 or not value, f"training.{name}", value, expected)
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
         require_choice(("32-true", "bf16-mixed", "auto"), **fields_of(self, "training", "precision"))
         require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
         require_choice(("auto", "ddp", "fsdp"), **fields_of(self, "training", "strategy"))
         require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether activations are penalised."""
-        return self.activation_penalty > 0 or self.change_penalty > 0
 
     def n_steps(self, n_batches: int) -> tuple[int, int]:
         """Count the updates in an epoch of `n_batches` batches, and in the whole run."""

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from lightning_fabric.strategies import Strategy
     from torch.distributed.device_mesh import DeviceMesh
 
-# --- the processes that train one run together: which of them this is, and what they tell each other ---
-#
-# torchrun starts them. With `training.sequence_parallel` above 1, neighbouring ranks share the same sequences and
-# hold consecutive pieces of them; otherwise every rank has sequences of its own.
-
 
 def n_launched() -> int:
     """Count the processes that torchrun started together with this one; 1 without torchrun."""
@@ -41,6 +36,8 @@ def is_first_launched() -> bool:
 
 class Ranks:
     """The ranks of a run, seen from one of them. With one rank, nothing is exchanged.
+
+    With several pieces, neighbouring ranks share the same sequences and hold consecutive pieces of them.
 
     Args:
         rank: of this process, from 0.
@@ -88,9 +85,8 @@ class Ranks:
             return batch
         n, most = self.n_pieces, batch.targets.shape[1]
         require(batch.cu_seqlens is None, "training.sequence_parallel", n, "1 for packed documents")
-        require(
-            most == batch.inputs.shape[1] >= n, "training.sequence_parallel", n, f"at most the {most} steps of a batch"
-        )
+        fits = most == batch.inputs.shape[1] >= n
+        require(fits, "training.sequence_parallel", n, f"at most the {most} steps of a batch")
         inputs, targets = (tensor.tensor_split(n, 1)[self.piece] for tensor in (batch.inputs, batch.targets))
         return batch._replace(inputs=inputs, targets=targets)
 
@@ -136,9 +132,7 @@ def share_of(ranks: Ranks, rows: Sequence[Any] | torch.Tensor) -> Any:
     return rows[ranks.data_rank * n : (ranks.data_rank + 1) * n]
 
 
-# --- recomputed blocks ---
-#
-# Activation checkpointing over the blocks of a model: less memory, for one more forward pass of each block.
+# --- activation checkpointing ---
 
 
 def _blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -167,8 +161,7 @@ def _recomputed(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return checkpoint(forward, *given, use_reentrant=False, **named)
 
 
-# --- how several ranks hold one model: a copy on each (DDP), or every parameter in shards (FSDP2) ---
-
+# --- strategies ---
 
 _BACKEND = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """What carries tensors between ranks. The loop's own numbers are on the CPU also where the model is not."""

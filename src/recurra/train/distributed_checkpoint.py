@@ -1,8 +1,8 @@
 """Checkpoints of several ranks: each writes its own part of the tensors, and any number of ranks reads them again.
 
 A checkpoint is a folder. Each rank writes `rank-00003.safetensors`, and the first one `manifest.json`: everything that
-is not a tensor, which box of which tensor is in which file, and the digests of the files. The folder gets its name when
-all of it is on disk, so that no kill leaves a half of one under that name.
+is not a tensor, which box of which tensor is in which file, and digests. The folder gets its name when all of it is on
+disk, so that no kill leaves half a checkpoint under that name.
 """
 
 import os
@@ -67,71 +67,6 @@ class _Pending(NamedTuple):
     boxes: dict[str, _Box]
     tensors: dict[str, tuple[list[int], str]]
     done: Callable[[], None]
-
-
-class _Writer:
-    """Writes checkpoints with all ranks; every method is called by all of them together.
-
-    Args:
-        ranks: the ranks of the run.
-        asynchronous: let training go on while a checkpoint is written, from a copy of its tensors.
-    """
-
-    def __init__(self, ranks: Ranks, *, asynchronous: bool = False) -> None:
-        self._ranks, self._asynchronous = ranks, asynchronous
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: _Pending | None = None
-
-    def write(self, target: Path, payload: Mapping[str, Any], done: Callable[[], None]) -> None:
-        """Write a checkpoint, or begin to. `done` is called on the first rank once it is there under its name."""
-        self.finish()
-        plain, tensors = split_tensors(payload, target)
-        temporary = target.with_name(f".{target.name}.{self._ranks.from_first(secrets.token_hex(8))}.tmp")
-        own = {name: tensor for name, tensor in tensors.items() if self._writes(tensor)}
-        # A copy, if training goes on: the next update changes the weights in place.
-        parts = {name: _on_cpu(tensor, copy=self._asynchronous) for name, tensor in own.items()}
-        digest = self._thread.submit(_write_part, temporary / f"rank-{self._ranks.rank:05d}{SUFFIX}", parts)
-        described = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
-        boxes = {name: _box_of(tensor) for name, tensor in own.items()}
-        self._pending = _Pending(target, temporary, digest, plain, boxes, described, done)
-        if not self._asynchronous:
-            self.finish()
-
-    def _writes(self, tensor: Tensor) -> bool:
-        """Say whether this rank writes its part: of those that have the same, only the first does."""
-        if not isinstance(tensor, DTensor):
-            return self._ranks.is_first
-        coordinate = tensor.device_mesh.get_coordinate()
-        assert coordinate is not None
-        alike = [place for place, how in zip(coordinate, tensor.placements) if isinstance(how, Replicate)]
-        return not any(alike) and 0 not in _box_of(tensor).shape
-
-    def finish(self) -> None:
-        """Wait for a checkpoint that is being written, and give it its name. Raises OSError as `write`."""
-        if self._pending is None:
-            return
-        pending, self._pending = self._pending, None
-        error: Exception | None = None
-        digest = ""
-        try:
-            digest = pending.digest.result()
-        except (OSError, ValueError) as failed:
-            error = failed
-        parts = self._ranks.gather((digest, pending.boxes, None if error is None else str(error)))
-        if self._ranks.is_first and all(reason is None for *_, reason in parts):
-            try:
-                _name(pending, [(digest, boxes) for digest, boxes, _ in parts])
-            except OSError as failed:
-                error, parts[0] = failed, (digest, pending.boxes, str(failed))
-        reasons = self._ranks.from_first([reason for *_, reason in parts if reason is not None])
-        if reasons:
-            got = f"a checkpoint that cannot be written ({reasons[0]})"
-            raise OSError(sentence(str(pending.target), got, "a folder that can be written")) from error
-
-    def poll(self) -> None:
-        """Name a checkpoint that has been written in the meantime; returns at once if it has not."""
-        if self._pending is not None and self._ranks.total(float(self._pending.digest.done()))[0] == self._ranks.count:
-            self.finish()
 
 
 def _on_cpu(tensor: Tensor, *, copy: bool) -> Tensor:
@@ -205,13 +140,14 @@ class RankCheckpoints(CheckpointFolder):
         path: the folder.
         keep: how many of the newest checkpoints to keep.
         ranks: the ranks of the run.
-        asynchronous: return from `save` and `save_best` before the checkpoint is written.
+        asynchronous: let training continue while a checkpoint is written, from a copy of its tensors.
     """
 
     def __init__(self, path: Path, *, keep: int, ranks: Ranks, asynchronous: bool) -> None:
         super().__init__(path, keep=keep)
-        self._ranks = ranks
-        self._writer = _Writer(ranks, asynchronous=asynchronous)
+        self._ranks, self._asynchronous = ranks, asynchronous
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: _Pending | None = None
 
     def _file(self, step: int) -> Path:
         return self.path / f"step-{step:010d}"
@@ -219,21 +155,13 @@ class RankCheckpoints(CheckpointFolder):
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, or begin to; then delete those that are too old to keep."""
         target = self._file(step)
-        self._writer.write(target, with_versions(payload), lambda: self._drop_old(target))
+        self._begin(target, with_versions(payload), lambda: self._drop_old(target))
         return target
 
     def save_best(self, payload: Payload) -> None:
         """Write the best checkpoint, or begin to; then delete the previous best one."""
         target = self.path / f"best-{payload['position']['step']:010d}"
-        self._writer.write(target, with_versions(payload), lambda: self._keep_best(target))
-
-    def poll(self) -> None:
-        """Give a checkpoint its name once it has been written."""
-        self._writer.poll()
-
-    def finish(self) -> None:
-        """Wait until all that was saved is written."""
-        self._writer.finish()
+        self._begin(target, with_versions(payload), lambda: self._keep_best(target))
 
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints of later steps."""
@@ -241,18 +169,63 @@ class RankCheckpoints(CheckpointFolder):
             super().drop_after(step)
         self._ranks.wait()
 
+    def _begin(self, target: Path, payload: Payload, done: Callable[[], None]) -> None:
+        """Begin to write; `done` is called on the first rank once the checkpoint has its name."""
+        self.finish()
+        plain, tensors = split_tensors(payload, target)
+        temporary = target.with_name(f".{target.name}.{self._ranks.from_first(secrets.token_hex(8))}.tmp")
+        own = {name: tensor for name, tensor in tensors.items() if self._writes(tensor)}
+        # A copy, if training goes on: the next update changes the weights in place.
+        parts = {name: _on_cpu(tensor, copy=self._asynchronous) for name, tensor in own.items()}
+        digest = self._thread.submit(_write_part, temporary / f"rank-{self._ranks.rank:05d}{SUFFIX}", parts)
+        described = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+        boxes = {name: _box_of(tensor) for name, tensor in own.items()}
+        self._pending = _Pending(target, temporary, digest, plain, boxes, described, done)
+        if not self._asynchronous:
+            self.finish()
+
+    def _writes(self, tensor: Tensor) -> bool:
+        """Say whether this rank writes its part: of those that have the same, only the first does."""
+        if not isinstance(tensor, DTensor):
+            return self._ranks.is_first
+        coordinate = tensor.device_mesh.get_coordinate()
+        assert coordinate is not None
+        alike = [place for place, how in zip(coordinate, tensor.placements) if isinstance(how, Replicate)]
+        return not any(alike) and 0 not in _box_of(tensor).shape
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written, and give it its name. Raises OSError."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        error: Exception | None = None
+        digest = ""
+        try:
+            digest = pending.digest.result()
+        except (OSError, ValueError) as failed:
+            error = failed
+        parts = self._ranks.gather((digest, pending.boxes, None if error is None else str(error)))
+        if self._ranks.is_first and all(reason is None for *_, reason in parts):
+            try:
+                _name(pending, [(digest, boxes) for digest, boxes, _ in parts])
+            except OSError as failed:
+                error, parts[0] = failed, (digest, pending.boxes, str(failed))
+        reasons = self._ranks.from_first([reason for *_, reason in parts if reason is not None])
+        if reasons:
+            got = f"a checkpoint that cannot be written ({reasons[0]})"
+            raise OSError(sentence(str(pending.target), got, "a folder that can be written")) from error
+
+    def poll(self) -> None:
+        """Name a checkpoint that has been written in the meantime; returns at once if it has not."""
+        if self._pending is not None and self._ranks.total(float(self._pending.digest.done()))[0] == self._ranks.count:
+            self.finish()
+
 
 class RankLayout:
     """Which part of a checkpoint's tensors this rank holds, with as many ranks as there are now.
 
-    Weights, their average and what the optimiser keeps of them are laid out as the model is; carried states are shared
-    out by streams; everything else is the same on every rank.
-
-    Args:
-        model: the model in training.
-        optimizer: its optimiser.
-        ranks: the ranks of the run.
-        device: the kind of device that they compute on.
+    Weights, their average and the optimiser's state are distributed as the model is, carried states by streams;
+    everything else is the same on every rank. `device` is the kind of device that the ranks compute on.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, device: str) -> None:

@@ -1,14 +1,13 @@
 """Evaluation of a model on a whole split: losses, perplexity, and accuracy overall and by memory span."""
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require, require_positive, sentence
@@ -17,46 +16,17 @@ from recurra.data.memory_horizon import SpanAccuracy
 from recurra.layers.embeddings import few_targets
 from recurra.models.shell import LanguageModelShell, evaluation_mode, negative_log_likelihood
 
-# --- perplexity and bits per token from a summed negative log-likelihood ---
-#
-# Both take the sum and the number of tokens, not a mean of means, so that batches of different sizes are weighted
-# correctly.
-
 
 def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
     """Return exp(total / n_tokens): the number of equally likely tokens that would be as hard to predict.
 
-    Args:
-        total_negative_log_likelihood: the sum over all tokens, in nats.
-        n_tokens: the number of tokens in that sum.
-
-    Returns:
-        The perplexity: infinity if it overflows a float, NaN if the total is NaN.
+    `total_negative_log_likelihood` is the sum over all tokens, in nats. Infinity if the result overflows a float.
     """
-    nats = _nats_per_token(total_negative_log_likelihood, n_tokens)
+    require(n_tokens >= 1, "n_tokens", n_tokens, "at least 1", "the data must have a target that is not ignored")
     try:
-        return math.exp(nats)
+        return math.exp(total_negative_log_likelihood / n_tokens)
     except OverflowError:
         return math.inf
-
-
-def _bits_per_token(total_negative_log_likelihood: float, n_tokens: int) -> float:
-    """Return total / (n_tokens ln 2), the base-2 logarithm of the perplexity; arguments and errors as `perplexity`.
-
-    It is finite whenever the total is, even if the perplexity overflows.
-    """
-    return _nats_per_token(total_negative_log_likelihood, n_tokens) / math.log(2.0)
-
-
-def _nats_per_token(total: float, n_tokens: int) -> float:
-    count = operator.index(n_tokens)
-    require(count >= 1, "n_tokens", count, "at least 1", "the data must have a target that is not ignored")
-    return float(total) / count
-
-
-# --- accuracy as a function of how much the model has to remember (GateLoop, section 5.1 and Figure 7) ---
-#
-# Results are counts, divided only at the end, so they are exact and can be pooled over neighbouring spans.
 
 
 def scaled_accuracy(accuracy: float, n_classes: int) -> float:
@@ -70,35 +40,14 @@ def scaled_accuracy(accuracy: float, n_classes: int) -> float:
     return (accuracy - chance) / (1.0 - chance)
 
 
-def _accuracy_by_span(
-    correct: Shaped[Tensor, "..."], spans: Shaped[Tensor, "..."], *, edges: Sequence[int] | None = None
-) -> SpanAccuracy:
-    """Count correct positions by memory span.
-
-    Args:
-        correct: bool, any shape: whether the prediction at a position is correct. Omit positions without a target.
-        spans: integers of the same shape: how many tokens the target at a position depends on.
-        edges: increasing integers; bin i holds edges[i] <= span < edges[i + 1]. They must cover every span, so that
-            no position is lost silently. None gives each span from 0 to the largest a bin of its own.
-    """
-    _check(correct, spans)
-    flat = spans.reshape(-1).long()
-    smallest, largest = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
-    require(smallest >= 0, "spans.min()", smallest, "at least 0", "a span is a number of tokens")
-    borders = _borders(range(largest + 2) if edges is None else edges)
-    require(
-        not flat.numel() or int(borders[0]) <= smallest <= largest < int(borders[-1]),
-        "edges",
-        borders.tolist(),
-        f"edges that cover the spans {smallest} to {largest}",
-        "widen them, or omit the positions outside",
-    )
-    bins = torch.bucketize(flat, borders.to(flat.device), right=True) - 1
-    n_bins = len(borders) - 1
+def _accuracy_by_span(correct: Bool[Tensor, "..."], spans: Integer[Tensor, "..."]) -> SpanAccuracy:
+    """Count correct positions by memory span: how many tokens the target at a position depends on."""
+    spans = spans.reshape(-1).long()
+    n_bins = int(spans.max()) + 1
     return SpanAccuracy(
-        edges=borders,
-        n_correct=torch.bincount(bins[correct.reshape(-1)], minlength=n_bins).cpu(),
-        counts=torch.bincount(bins, minlength=n_bins).cpu(),
+        edges=torch.arange(n_bins + 1),
+        n_correct=torch.bincount(spans[correct.reshape(-1)], minlength=n_bins).cpu(),
+        counts=torch.bincount(spans, minlength=n_bins).cpu(),
     )
 
 
@@ -131,33 +80,6 @@ class AroundResets:
         return {name: n_correct / count for name, n_correct, count in parts if count}
 
 
-def _check(correct: Tensor, spans: Tensor) -> None:
-    if correct.dtype != torch.bool:
-        raise TypeError(sentence("correct", kind_of(correct), "a bool tensor", "pass prediction == target"))
-    if not _holds_integers(spans):
-        raise TypeError(sentence("spans", kind_of(spans), "a tensor of integers"))
-    if correct.shape != spans.shape:
-        raise ValueError(sentence("spans", kind_of(spans), f"the shape of correct, {tuple(correct.shape)}"))
-
-
-def _borders(edges: Sequence[int]) -> Int[Tensor, " edges"]:
-    borders = torch.as_tensor(list(edges))
-    require(borders.ndim == 1 and len(borders) >= 2, "edges", list(edges), "a flat list of two or more integers")
-    if not _holds_integers(borders):
-        raise TypeError(sentence("edges", list(edges), "integers"))
-    require(bool((borders.diff() > 0).all()), "edges", list(edges), "increasing integers")
-    return borders.long()
-
-
-def _holds_integers(tensor: Tensor) -> bool:
-    return tensor.dtype != torch.bool and not tensor.is_floating_point() and not tensor.is_complex()
-
-
-# --- evaluate ---
-#
-# Evaluation of a model on a whole split: losses and accuracy, carrying the state between batches that continue.
-
-
 class EvaluationResult(NamedTuple):
     """The scores of a model on a split.
 
@@ -184,17 +106,13 @@ _Observer = Callable[[Batch, Tensor], None]
 """Called with each batch and the likeliest prediction at each of its positions, (B, L) int64 on the CPU."""
 
 
-_Total = Callable[..., list[float]]
-"""Adds up each of the numbers that it is called with over several ranks; whole numbers stay exact."""
-
-
 def evaluate(
     model: nn.Module,
     source: BatchSource,
     *,
     observe: _Observer | None = None,
     temperature: float = 1.0,
-    total: _Total | None = None,
+    total: Callable[..., list[float]] | None = None,
 ) -> EvaluationResult:
     """Run a model over one epoch of a source, in float32 and without gradients.
 
@@ -237,7 +155,7 @@ def evaluate(
     return EvaluationResult(
         loss=nats / max(1, n_targets),
         perplexity=perplexity(nats, n_targets),
-        bits_per_token=_bits_per_token(nats, n_targets),
+        bits_per_token=nats / n_targets / math.log(2.0),
         accuracy=correct / n_targets if by_logits else None,
         n_targets=n_targets,
         seconds=seconds,
@@ -299,11 +217,7 @@ def evaluate_by_span(
 def _outputs(
     model: nn.Module, source: BatchSource, *, logits: bool, everywhere: bool = False
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses.
-
-    Where targets are few, targets and outputs are those of their positions alone, (1, N), unless `everywhere`. Ranks
-    call the same parts of a language model even so, for FSDP gathers its parameters at each of these calls.
-    """
+    """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses."""
     device = next(model.parameters()).device
     state: Any = None
     for step in range(len(source)):

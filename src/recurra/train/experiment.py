@@ -5,7 +5,7 @@ sections `data` and `model` hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -79,14 +79,9 @@ class Experiment:
         return self.task.sizes(self.data, data)
 
     def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
-        """Load the weights that the run starts from into a fresh model, if the experiment names any.
+        """Load the weights of `init_from`, if there are any, into a fresh model; return a line on them, or "".
 
-        Args:
-            model: changed in place.
-            data: what it is trained on, whose vocabulary the weights have to have; None takes any.
-
-        Returns:
-            a line that says where the weights are from; empty if the fresh ones stay.
+        `data` are what it is trained on, whose vocabulary the weights must have; None takes any.
         """
         return self.task.load_initial_weights(model, self.init_from, data) if self.init_from else ""
 
@@ -98,7 +93,7 @@ def sections_of(experiment: str) -> dict[str, type]:
 
 
 RESUMABLE = frozenset(
-    {
+    [
         "data.path",
         "data.poses",
         "data.cache",
@@ -119,7 +114,7 @@ RESUMABLE = frozenset(
         "training.patience",
         "training.stop_at",
         "training.compile",
-    }
+    ]
 )
 """The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any
 other setting would either have no effect (a seed) or make the rest of the run another experiment."""
@@ -138,19 +133,16 @@ def _plain(value: Any) -> Any:
 
 def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config: str, checkpoint: str) -> None:
     """Refuse a configuration that describes another model than a checkpoint was made with."""
-    changed = _changes(saved, experiment, _describes_model)
+    changed = _changes(saved, experiment, lambda key: key == "experiment" or key.startswith("model."))
     if changed:
         got = f"not the configuration of {checkpoint} in {', '.join(changed)}"
-        raise ValueError(
-            sentence(
-                config, got, "the model that was trained", "put the values back, or choose a checkpoint of this run"
-            )
-        )
+        hint = "put the values back, or choose a checkpoint of this run"
+        raise ValueError(sentence(config, got, "the model that was trained", hint))
 
 
 def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
     """Refuse to resume from a checkpoint with other settings than its own."""
-    changed = _changes(_with_numbered_mixture(saved), experiment, lambda key: key not in RESUMABLE)
+    changed = _changes(saved, experiment, lambda key: key not in RESUMABLE)
     if changed:
         got = f"not that of the checkpoint in {', '.join(changed)}"
         hint = f"only {', '.join(sorted(RESUMABLE))} may change"
@@ -165,33 +157,10 @@ def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**plain, "data": {**data, "mixture": {str(n): weight for n, weight in enumerate(mixture.values())}}}
 
 
-def _describes_model(key: str) -> bool:
-    return key == "experiment" or key.startswith("model.")
-
-
 def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:
     """List the settings that count and differ from a checkpoint's: "model.n_layer (was 2, now 3)"."""
-    # A checkpoint without a key is older than the setting, and was made with what is now its default.
-    known = {key for key, _ in _flat(saved)}
-    return [
-        f"{key} (was {before!r}, now {now!r})"
-        for key, (before, now) in differences(saved, _with_numbered_mixture(to_plain(experiment))).items()
-        if counts(key) and (key in known or now != _plain(_default(experiment, key)))
-    ]
-
-
-def _default(experiment: Experiment, key: str) -> Any:
-    """Find the default of a dotted key; MISSING if it has none."""
-    *sections, name = key.split(".")
-    owner: Any = experiment
-    for section in sections:
-        owner = getattr(owner, section, None)
-    if not is_dataclass(owner):
-        return MISSING
-    found = next((field for field in fields(owner) if field.name == name), None)
-    if found is None:
-        return MISSING
-    return found.default if found.default_factory is MISSING else found.default_factory()
+    found = differences(_with_numbered_mixture(saved), _with_numbered_mixture(to_plain(experiment)))
+    return [f"{key} (was {before!r}, now {now!r})" for key, (before, now) in found.items() if counts(key)]
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

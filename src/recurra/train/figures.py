@@ -27,9 +27,6 @@ from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe
 from recurra.train.run import AGAIN, Run, find_scores, open_run, score_by_span, staleness
 
-# --- the figures of trained runs, as PNG and SVG: the papers' figures, learning curves, confusion matrices ---
-
-
 _SMOOTHING = 9
 """Neighbouring spans whose positions are pooled into one point of Figure 7."""
 
@@ -48,7 +45,7 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
     gates = {run.name: gates_of(run) for run in runs}
     spans = {run.name: score_by_span(run)[1] for run in runs if run.task.has_spans}
-    scores = {run.name: _drawn_scores(run) for run in runs if run.task.drawn_scores}
+    scores = {run.name: _checked_scores(run, *run.task.drawn_scores) for run in runs if run.task.drawn_scores}
     metrics = _curves(runs)
     files = [file for run in runs for file in draw_gates(run, gates[run.name])]
     for run in runs:
@@ -64,15 +61,13 @@ def require_different_names(runs: Sequence[Run]) -> None:
         raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
 
 
-def _drawn_scores(run: Run) -> dict[str, Any]:
-    """Read scores; refuse those of another checkpoint than the run was opened with, and outdated ones."""
-    scores = find_scores(run.folder, "test", run.changes, *run.task.drawn_scores)
+def _checked_scores(run: Run, *keys: str) -> dict[str, Any]:
+    """Read test scores; refuse those of another checkpoint than the run was opened with, and outdated ones."""
+    scores = find_scores(run.folder, "test", run.changes, *keys)
     scored = scores.get("checkpoint", run.checkpoint)
-    if scored != run.checkpoint:
-        got = f"scored with the checkpoint {scored}"
-        raise ValueError(sentence(str(run.folder.path), got, f"scores of {run.checkpoint}", AGAIN))
-    if stale := staleness(run.folder, scores):
-        raise ValueError(f"{run.folder.path} was {stale}: {AGAIN}")
+    got = "" if scored == run.checkpoint else f"scored with the checkpoint {scored}"
+    if got := got or staleness(run.folder, scores):
+        raise ValueError(sentence(f"{run.folder.path}", got, f"scores of its {run.checkpoint} checkpoint", AGAIN))
     return scores
 
 
@@ -128,7 +123,7 @@ def _curve_rows(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-# --- how gradients pass between the segments of a trained Compact Recurrent Transformer ---
+# --- gradients between segments ---
 
 
 def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_up: int = 4) -> Tensor:
@@ -189,8 +184,6 @@ def _plain(value: Any) -> Any:
 
 
 # --- cost ---
-#
-# What the models of recipes and runs cost: FLOPs, parameters and carried bytes, beside the CRT paper's formulas.
 
 
 class CostRow(NamedTuple):
@@ -247,13 +240,7 @@ def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
     """Read the test perplexity that `recurra eval` measured of a run, with the same overrides."""
     if not Path(word).is_dir():
         raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
-    run = open_run(word, overrides=overrides)
-    scores = find_scores(run.folder, "test", run.changes, "perplexity")
-    if (scored := scores.get("checkpoint", "best")) != "best":
-        raise ValueError(sentence("scores", f"those of the checkpoint {scored}", "those of the best one", AGAIN))
-    if got := staleness(run.folder, scores):
-        raise ValueError(sentence("scores", got, "those of the run as it is now", AGAIN))
-    return float(scores["perplexity"])
+    return float(_checked_scores(open_run(word, overrides=overrides), "perplexity")["perplexity"])
 
 
 def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[str, list[CostPoint]]:

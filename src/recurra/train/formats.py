@@ -7,17 +7,21 @@ published     a folder that transformers loads with a class of its own, such as 
 """
 
 import json
+import math
 import secrets
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from recurra.checks import choose, sentence
+from recurra.checks import require, require_choice, sentence
+from recurra.convert.export.page_files import PAGE, RUNTIME, WEBGPU, page_file
+from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.convert.published.folder import (
     ARCHITECTURES,
@@ -26,15 +30,17 @@ from recurra.convert.published.folder import (
     to_huggingface,
     without_unused_tokens,
 )
+from recurra.data.tokenizers import Vocabulary
 from recurra.files.digests import STAMP
 from recurra.files.writing import replacing
 from recurra.models.registry import entry_of
+from recurra.models.shell import LanguageModelShell
 from recurra.streams.continuation import start_of
 from recurra.train.checkpoint import CheckpointFolder
-from recurra.train.experiment import Experiment, to_plain
+from recurra.train.experiment import to_plain
 from recurra.train.recipe import load_recipe, to_yaml
 from recurra.train.resumable import Position
-from recurra.train.run import open_run
+from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import experiment_name, find_task
 
@@ -56,13 +62,7 @@ def _format_of(path: Path) -> str:
 
 
 def convert_model(
-    source: Path,
-    target: Path,
-    to: str,
-    *,
-    checkpoint: str = "best",
-    overrides: Sequence[str] = (),
-    force: bool = False,
+    source: Path, target: Path, to: str, *, checkpoint: str = "best", overrides: Sequence[str] = (), force: bool = False
 ) -> float:
     """Write the model at `source` in another format, and compare the logits of both before it is put in place.
 
@@ -92,33 +92,24 @@ def _read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str
         if overrides or checkpoint != "best":
             hint = "--checkpoint and values of a recipe are for runs"
             raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", hint))
-        readers = {"safetensors": load_single_file, "published": _read_published}
-        return readers.get(found, lambda path: _huggingface().load_folder(path))(path)
+        return _reader(found)(path)
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
     tokenizer = run.tokenizer  # first: only text runs have one
     return PortableModel(run.model, tokenizer, to_plain(run.experiment), run.step)
 
 
 def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path, force: bool = False) -> float:
-    """Write a model in a format, and compare what was written with it before it is put in place.
-
-    Args:
-        portable: the model.
-        to: one of `FORMATS`.
-        target: the folder or file.
-        source: where the model is from; the config.yaml of a run names it.
-        force: write into a folder that is not empty, or over a file. A run is never overwritten.
-
-    Returns:
-        the largest difference between the logits.
-    """
-    writers = {"run": _write_run, "hf": _write_hf, "safetensors": _write_single_file, "published": _write_published}
-    write = choose("to", writers, to)
+    """Write a model in a format, and compare what was written with it before it is put in place."""
+    require_choice(FORMATS, to=to)
     occupied = _require_free(to, target, force)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        written = write(portable, scratch, target, source)
-        difference = _require_same(portable, written, target)
+        if to == "run":
+            _save_run(portable, scratch, target=target, source=source)
+        else:
+            writers = {"safetensors": save_single_file, "published": to_huggingface}
+            (writers.get(to) or _huggingface().save_folder)(portable, scratch)
+        difference = _require_same(portable, _reader(to)(scratch), target)
         if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
             got = "that of another model, and the new one has none"
             raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
@@ -131,28 +122,12 @@ def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path
     return difference
 
 
-def _write_single_file(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
-    save_single_file(portable, scratch)
-    return load_single_file(scratch)
-
-
-def _write_hf(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
-    _huggingface().save_folder(portable, scratch)
-    return _huggingface().load_folder(scratch)
-
-
-def _read_published(path: Path) -> PortableModel:
-    return without_unused_tokens(from_huggingface(path))
-
-
-def _write_published(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
-    to_huggingface(portable, scratch)
-    return _read_published(scratch)
-
-
-def _write_run(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
-    _save_run(portable, scratch, target=target, source=source)
-    return _read_model(scratch)
+def _reader(kind: str) -> Callable[[Path], PortableModel]:
+    if kind == "hf":
+        reader: Callable[[Path], PortableModel] = _huggingface().load_folder
+        return reader
+    published = lambda path: without_unused_tokens(from_huggingface(path))  # noqa: E731
+    return {"safetensors": load_single_file, "run": _read_model, "published": published}[kind]
 
 
 def _require_same(
@@ -176,9 +151,8 @@ def _plain_tokenizer(portable: PortableModel) -> dict[str, Any] | None:
 def _require_free(to: str, target: Path, force: bool) -> bool:
     """Tell whether there is something that may be overwritten; refuse what may not."""
     if RunFolder(target).config.exists():
-        raise FileExistsError(
-            sentence("target", f"{target}, which contains a run", "another name", "a run is never overwritten")
-        )
+        got = f"{target}, which contains a run"
+        raise FileExistsError(sentence("target", got, "another name", "a run is never overwritten"))
     if target.exists() and target.is_dir() == (to == "safetensors"):
         found, wanted = ("folder", "file") if target.is_dir() else ("file", "folder")
         raise FileExistsError(sentence("target", f"{target}, which is a {found}", f"the name of a {wanted}"))
@@ -214,14 +188,7 @@ _UNKNOWN_CORPUS = "unknown"
 
 
 def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path) -> None:
-    """Write a model as a run.
-
-    Args:
-        portable: the model, with its tokenizer.
-        path: the folder to write.
-        target: where that folder will be.
-        source: where the model is from; config.yaml names it.
-    """
+    """Write a model as a run."""
     if portable.tokenizer is None:
         raise ValueError(sentence("source", f"{source}, which has no tokenizer", "a model with one, as a run has"))
     folder = RunFolder(path)
@@ -230,7 +197,6 @@ def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path
     plain = portable.experiment or _unknown_experiment(portable, target)
     folder.write_config(yaml.safe_dump(plain))
     experiment = load_recipe(folder.config)
-    _require_its_model(experiment, portable, source)
     folder.write_config(_header(portable, source) + to_yaml(experiment))
     payload = {
         "config": to_plain(experiment),
@@ -265,27 +231,6 @@ def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]
     return {"experiment": experiment_name(find_task("text"), entry), "data": data, "model": config.without_sizes()}
 
 
-def _require_its_model(experiment: Experiment, portable: PortableModel, source: Path) -> None:
-    """Refuse an experiment that builds a different model: it was changed after training."""
-    assert portable.tokenizer is not None
-    sizes = experiment.task.sizes_of_vocabulary(experiment, len(portable.tokenizer))
-    theirs = experiment.model.with_sizes(sizes)
-    ours: Any = portable.model.config
-    if hasattr(ours, "output_size"):
-        ours = replace(ours, output_size=ours.output_size or ours.vocab_size)
-    if type(theirs) is not type(ours):
-        different = [f"one with a {type(theirs).__name__}, not a {type(ours).__name__}"]
-    else:
-        different = [
-            f"{name} {value!r}, not {getattr(ours, name)!r}"
-            for name, value in vars(theirs).items()
-            if getattr(ours, name) != value
-        ]
-    if different:
-        got = f"that of another model: {', '.join(different)}"
-        raise ValueError(sentence(f"the experiment in {source}", got, "that of the model beside it"))
-
-
 def _header(portable: PortableModel, source: Path) -> str:
     lines = [
         f"Made by `recurra convert` from {source}.",
@@ -298,3 +243,179 @@ def _header(portable: PortableModel, source: Path) -> str:
             "with. To evaluate it, name a corpus with --data.path FOLDER; it is read with `data.tokenizer`.",
         ]
     return "".join(f"# {line}\n" for line in lines)
+
+
+# --- ONNX, with the tokenizer and a program that needs neither this package nor PyTorch ---
+
+
+class OnnxExport(NamedTuple):
+    """The files, and the largest difference of logits over the largest logit: in float32, and in int8 if asked for."""
+
+    files: tuple[Path, ...]
+    difference: float
+    int8_difference: float | None
+
+
+def _onnx_files(path: Path) -> tuple[Path, ...]:
+    """Name the three files of an export: FILE.onnx, FILE.tokenizer.json and FILE.py."""
+    if path.suffix != ".onnx":
+        raise ValueError(sentence("FILE", str(path), "a name that ends in .onnx"))
+    return path, path.with_suffix(".tokenizer.json"), path.with_suffix(".py")
+
+
+def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False) -> OnnxExport:
+    """Write a text run as ONNX, and compare the logits with the model's in onnxruntime before anything is put in place.
+
+    Args:
+        run: a run of a recurrent language model.
+        path: the ONNX file; the tokenizer and the program are written beside it.
+        int8: store matrices as 8-bit integers, which is smaller and less exact.
+        force: overwrite files that exist.
+    """
+    files = _onnx_files(path)
+    existing = [file for file in files if file.exists()]
+    if existing and not force:
+        got = f"{existing[0]}, which exists"
+        raise FileExistsError(sentence("target", got, "another name", "--force overwrites it"))
+    encoder = run.tokenizer  # first: only text runs have one
+    model = require_exportable(run.model)
+    try:
+        from recurra.convert.export import onnx_file, run_file
+        from recurra.convert.export.onnx_file import OnnxModel
+        from recurra.convert.huggingface.tokenizer import fast_tokenizer
+    except ImportError as error:
+        raise ValueError(f"the extra export is missing: pip install 'recurra[export]' ({error})") from error
+
+    tokenizer = fast_tokenizer(encoder).backend_tokenizer.to_str()
+    if isinstance(encoder, Vocabulary):
+        tokenizer = _without_special_tokens(tokenizer)
+    content = onnx_file.to_onnx(model, tokenizer=tokenizer)
+    difference = onnx_file.largest_difference(model, OnnxModel(content.SerializeToString()))
+    if not difference <= onnx_file.LARGEST_DIFFERENCE:
+        raise ValueError(
+            f"the logits of the ONNX graph differ from the model's by {difference:.1e} of the largest, more than "
+            f"{onnx_file.LARGEST_DIFFERENCE:.0e}; nothing was written"
+        )
+    int8_difference = None
+    if int8:
+        content = onnx_file.to_int8(content)
+        int8_difference = onnx_file.largest_difference(model, OnnxModel(content.SerializeToString()))
+    written = content.SerializeToString(), tokenizer.encode(), Path(run_file.__file__).read_bytes()
+    for file, data in zip(files, written):
+        with replacing(file) as opened:
+            opened.write(data)
+    return OnnxExport(files, difference, int8_difference)
+
+
+def _without_special_tokens(tokenizer: str) -> str:
+    """Strip the JSON of words of its special tokens: as in a run, <eos> is a word like any other."""
+    return json.dumps(json.loads(tokenizer) | {"added_tokens": []}, ensure_ascii=False)
+
+
+# --- a static folder that runs in a browser ---
+
+_LARGEST_DIFFERENCE = {"int8": 5e-2, "float16": 1e-4, "float32": 1e-4}
+"""Largest difference of a graph's outputs from its model's: about 1e-6, 1e-5 in deep models. With int8, an input
+between two codes can be rounded to either, as another order of sums has it: then it is as large as the rounding."""
+
+
+class WebExport(NamedTuple):
+    """The files' sizes by name, and the largest difference between the outputs of a graph and its model in Python."""
+
+    files: dict[str, int]
+    difference: float
+
+
+_WEBGPU_TOLERANCE = {"int8": 5e-2, "float16": 1e-3, "float32": 1e-3}
+"""How far logits may lie from those of WebAssembly, relative to the largest, for the page to use WebGPU: its sines and
+exponentials may be less exact than float32, and int8 can round an input the other way."""
+
+
+def export_web(
+    runs: Sequence[Run], folder: Path, *, weights: str = "int8", webgpu: bool = False, force: bool = False
+) -> WebExport:
+    """Write runs as a folder that any static host can serve, and compare their outputs first.
+
+    Args:
+        runs: runs over text or on Memory Horizon, of recurrent language models, with distinct names; the page opens the
+            first one.
+        folder: the folder to write.
+        weights: "int8", "float16" or "float32".
+        webgpu: add what runs models with WebGPU, 27 MB; the page uses it where it agrees with WebAssembly.
+        force: write into a folder that is not empty.
+    """
+    names = [run.name for run in runs]
+    require(bool(names) and len(set(names)) == len(names), "runs", ", ".join(names), "folders with distinct names")
+    _require_free("web", folder, force)  # a run's tokenizer.json would be written over
+    for run in runs:
+        _require_task(run)
+    files = {name: page_file(name) for name in PAGE + RUNTIME + (WEBGPU if webgpu else ())}
+    models, differences = [], []
+    for number, run in enumerate(runs, 1):
+        described, own_files, difference = _exported(run, weights, "" if number == 1 else f"-{number}")
+        files |= own_files
+        models.append(described)
+        differences.append(difference)
+    # last: a page without it says that the folder is not complete
+    files["engine.json"] = json.dumps({"engine": "local", "webgpu": webgpu, "models": models}, indent=1).encode()
+    for name, content in files.items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    return WebExport({name: len(content) for name, content in files.items()}, max(differences))
+
+
+def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict[str, bytes], float]:
+    """What the page has to know of a run, its files by name, and the largest difference of its outputs."""
+    model = require_exportable(run.model)
+    try:
+        from recurra.convert.export.web import to_web_model, web_difference
+    except ImportError as error:
+        raise ValueError(f"the extra export is missing: pip install 'recurra[export]' ({error})") from error
+    exported = to_web_model(model, weights)
+    difference = web_difference(exported)
+    if not difference <= _LARGEST_DIFFERENCE[weights]:
+        raise ValueError(
+            f"the outputs of the ONNX graph of {run.name} differ from the model's by {difference:.1e}, more than "
+            f"{_LARGEST_DIFFERENCE[weights]:.0e}; nothing was written"
+        )
+    file, tokenizer = f"model{suffix}.onnx", f"tokenizer{suffix}.json"
+    files = {file: exported.content}
+    if is_text := run.task.has_tokenizer():
+        files[tokenizer] = tokenizer_to_json(run.tokenizer).encode()
+    digests = {name: sha256(content).hexdigest() for name, content in files.items()}
+    described = _explored(run, model) | {
+        "weights": weights,
+        "file": file,
+        "sha256": digests[file],
+        "tokenizer": tokenizer if is_text else None,
+        "tokenizer_sha256": digests.get(tokenizer),
+        "tolerance": _WEBGPU_TOLERANCE[weights],
+        "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
+    }
+    return described, files, difference
+
+
+def _explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
+    """Describe a run for the explorer, as JSON."""
+    config: Any = model.config
+    layers = gate_layers(model)
+    return {
+        "name": run.name,
+        "task": _require_task(run),
+        "vocab_size": config.vocab_size,
+        "n_outputs": getattr(config, "output_size", None) or config.vocab_size,
+        "n_layer": config.n_layer,
+        "d_model": config.d_model,
+        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "state_bytes": 4 * sum(math.prod(tensor.shape) for tensor in state_tensors(model)),
+        "cache_bytes_per_token": 2 * 2 * config.n_layer * config.d_model,
+        "gates": [{"layer": layer.layer, "channels": layer.channels} for layer in layers],
+    }
+
+
+def _require_task(run: Run) -> dict[str, Any]:
+    """Say what a run's tokens are. Raises ValueError if the explorer has no view for them."""
+    found = run.task.explored(run)
+    if found is None:
+        raise run.task.refusal(run, "over text or on Memory Horizon, which the explorer shows")
+    return found

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rich.console import Console
 from torch import Tensor
@@ -21,32 +21,15 @@ from recurra.state import detach
 from recurra.train.checkpoint import Payload, versions
 from recurra.train.distributed import Ranks, local, whole
 from recurra.train.experiment import Experiment
-from recurra.train.metrics import JsonLog, MetricLog, RunningSums, TensorBoardLog
-from recurra.train.optimizer import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
-from recurra.train.process import hardware, precision_note
-from recurra.train.progress import RunProgress, StopSignal, watch
+from recurra.train.metrics import JsonLog, MetricLog, RunningSums, RunProgress, TensorBoardLog
+from recurra.train.optimizer import learning_rate_factor, scale_learning_rates, warm_up_note
+from recurra.train.process import StopSignal, hardware, precision_note
 from recurra.train.resumable import OpenData, ResumableRun
 from recurra.train.run_folder import RunFolder
 from recurra.train.sequence_parallel import final_state
 
-
-@runtime_checkable
-class _Scores(Protocol):
-    """The result of an evaluation."""
-
-    @property
-    def loss(self) -> float:
-        """Nats per target."""
-        ...
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share of targets that were predicted; None if it was not measured."""
-        ...
-
-
-_Evaluate = Callable[..., _Scores]
-"""Called with a model and a `BatchSource`."""
+_Evaluate = Callable[..., Any]
+"""Called with a model and a `BatchSource`; returns `loss` (nats per target) and `accuracy` (None if not measured)."""
 
 
 class TrainingDiverged(FloatingPointError):
@@ -59,15 +42,14 @@ class Trainer(ResumableRun):
     Args:
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
-        evaluate: scores a model on a split, in float32; with several ranks it also gets `total`, which adds up numbers
-            over them.
-        open_data: opens the data, as one of the ranks reads them; None builds those of the experiment.
+        evaluate: scores a model on a split, in float32; several ranks pass `total`, which adds up numbers over them.
+        open_data: opens the data, as one rank reads them; None builds those of the experiment.
     """
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, evaluate: _Evaluate, *, open_data: OpenData | None = None
     ) -> None:
-        super().__init__(experiment, folder, open_data or _own_data)
+        super().__init__(experiment, folder, open_data or _open)
         self.evaluate = evaluate
         self._is_new_best = False
         self._clock = perf_counter()
@@ -75,7 +57,7 @@ class Trainer(ResumableRun):
     # --- the loop ---
 
     def fit(self, console: Console | None = None) -> StopSignal:
-        """Train to the end, or until SIGINT, SIGTERM or SIGHUP. In all cases, the last step is saved in a checkpoint.
+        """Train to the end, or until SIGINT, SIGTERM or SIGHUP; the last step is saved in a checkpoint.
 
         Returns:
             the signal handler; its `received` is None if no signal came.
@@ -98,7 +80,7 @@ class Trainer(ResumableRun):
     def _fit(self, console: Console) -> StopSignal:
         step = self.position.step
         logs = self._open_logs() if self.ranks.is_first else []
-        progress = watch(self.total_steps, step, console)
+        progress = RunProgress(self.total_steps, step, console)
         for note in filter(None, self._notes()):
             progress.note(note)
         open_files: list[RunProgress | MetricLog] = [progress, *logs]
@@ -146,7 +128,7 @@ class Trainer(ResumableRun):
                 for log in logs:
                     log.write(record)
                 progress.report(record)
-            if self._is_new_best:  # now that the log has its score: a run resumed from it goes on after that record
+            if self._is_new_best:  # now that the log has its score
                 with self._off_the_clock():
                     self.checkpoints.save_best(self._finite_snapshot())
                     self._write_summary(saved_at)  # which names the step that scores of the best one are of
@@ -169,17 +151,16 @@ class Trainer(ResumableRun):
             at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
         )
         last = min(at.batch + self.config.accumulate, len(self.source))
-        scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
         scale_learning_rates(self.optimizer, scheduled)
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
         weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
         for batch, n_targets in zip(batches, counts):
-            loss, objective = self._loss(batch, n_targets)
+            loss = self._loss(batch, n_targets)
             self.sums.add(loss, n_targets, batch.n_steps)
             self.levels.add(loss, n_targets)
-            self.fabric.backward(objective * weight)
+            self.fabric.backward(loss * weight)
         norm = self._clip_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -192,23 +173,20 @@ class Trainer(ResumableRun):
             self.levels.end_epoch(self.ranks)
         return norm
 
-    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
-        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut.
-
-        The state is that of the streams which the next batch may continue: none after packed sequences or an epoch.
-        """
+    def _loss(self, batch: Batch, n_targets: int) -> Tensor:
+        """Return a batch's summed loss, and keep its last state, with its gradients cut."""
         inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
         extra = {} if poses is None else {"poses": poses}
         if batch.cu_seqlens is not None:
             extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
         with self.fabric.autocast():
-            loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
+            loss, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
         if batch.cu_seqlens is not None:
             self.state = None  # one for each packed sequence, all of which have ended
         else:
             self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
-        return loss, objective
+        return loss
 
     def _clip_gradients(self) -> Tensor:
         """Scale the gradient down to its limit, if there is one, and return its norm from before."""
@@ -284,10 +262,7 @@ class Trainer(ResumableRun):
         return (new["accuracy"], -new["loss"]) > (best["accuracy"], -best["loss"])
 
     def _finite_snapshot(self) -> Payload:
-        """Return the snapshot if all weights are finite; a useless one must not displace good checkpoints.
-
-        A folder that went away must not come back with nothing but this checkpoint in it.
-        """
+        """Return the snapshot if all weights are finite; a useless one must not displace good checkpoints."""
         self.folder.require_in_place()
         parameters = self.model.named_parameters()
         bad = next((name for name, p in parameters if not bool(local(p).isfinite().all())), None)
@@ -296,10 +271,9 @@ class Trainer(ResumableRun):
         return self.snapshot()
 
     def _diverged(self, name: str, got: object) -> TrainingDiverged:
-        hint = (
-            "lower optimizer.learning_rate, increase schedule.warmup_steps or set optimizer.gradient_clip; "
-            f"the checkpoints saved before this step are in {self.folder.checkpoints}"
-        )
+        hint = "lower optimizer.learning_rate, increase schedule.warmup_steps or set optimizer.gradient_clip"
+        if self.checkpoints.steps():
+            hint += f"; the checkpoints saved before this step are in {self.folder.checkpoints}"
         return TrainingDiverged(f"step {self.position.step}: {sentence(name, got, 'finite numbers', hint)}")
 
     def summary(self) -> dict[str, Any]:
@@ -340,7 +314,7 @@ class Trainer(ResumableRun):
         self._clock = perf_counter()
 
 
-def _own_data(experiment: Experiment, ranks: Ranks) -> DataSet:
+def _open(experiment: Experiment, ranks: Ranks) -> DataSet:
     return experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,8 +17,6 @@ from recurra.train.config import TrainingConfig
 from recurra.train.distributed import Ranks
 from recurra.train.metrics import RunningSums
 from recurra.train.sequence_parallel import Pieces, in_pieces
-
-# --- back-propagation through long streams in the memory of one piece (gradient checkpointing along time) ---
 
 
 def checkpointed(
@@ -58,8 +56,7 @@ def checkpointed(
         y, or the sum of the losses; and the state after the last step.
 
     Raises:
-        TypeError: x is not a tensor, or piece not a whole number.
-        ValueError: piece is below 1, targets, mask or reset are not as long as x, or there are targets without a loss.
+        ValueError: targets, mask or reset are not as long as x, or there are targets without a loss.
     """
     require_whole_number(1, piece=piece)
     _check(x, loss, targets, mask=mask, reset=reset)
@@ -101,9 +98,6 @@ def _check(x: Tensor, loss: Callable[..., Tensor] | None, targets: Tensor | None
         if along is not None and along.shape[:2] != x.shape[:2]:
             expected = f"({', '.join(map(str, x.shape[:2]))}, ...), as x"
             raise ValueError(sentence(name, f"of shape {tuple(along.shape)}", expected))
-
-
-# --- the level of its training data that a run has reached, where levels wait until the one before is learned ---
 
 
 class Levels:
@@ -157,16 +151,6 @@ class Levels:
         self._sums.load_state_dict(saved["epoch"], ranks)
 
 
-# --- losses ---
-#
-# What training minimises: cross-entropy, or its generalised form; penalties; and logits only where targets count.
-#
-# The penalties, on large activations and on fast changes of them, are of AWD-LSTM (Merity et al., "Regularizing and
-# optimizing LSTM language models", 2017), where they are called AR and TAR. The generalised cross-entropy is of Zhang
-# and Sabuncu, "Generalized cross entropy loss for training deep neural networks with noisy labels" (arXiv
-# 1805.07836).
-
-
 class Objective(nn.Module):
     """A model as training calls it: inputs and targets in, what to minimise out.
 
@@ -174,27 +158,20 @@ class Objective(nn.Module):
 
     Args:
         model: the model in training.
-        config: the penalties, and the form of the loss.
+        config: how several ranks share it.
         pieces: the ranks that share a sequence, each of which computes a piece of it; None for whole sequences.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig, pieces: Pieces | None = None) -> None:
         super().__init__()
-        self.model, self.config, self.pieces = model, config, pieces
-        self._has_parts = isinstance(model, LanguageModelShell)
-        if config.has_penalties and not self._has_parts:
-            given, kind = (config.activation_penalty, config.change_penalty), type(model).__name__
-            names, got = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
-            raise ValueError(sentence(names, got, "0 but for a language model"))
+        self.model, self.pieces = model, pieces
         if config.sequence_parallel > 1 and config.strategy == "fsdp" and not isinstance(model, LanguageModel):
             expected = "ddp with training.sequence_parallel for a model that reads segments"
             hint = "its ranks take turns, and FSDP needs all of them at once"
             raise ValueError(sentence("training.strategy", "fsdp", expected, hint))
 
-    def forward(
-        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
-    ) -> tuple[Tensor, Tensor, Any]:
-        """Return the summed loss in nats, the sum to minimise and the next state.
+    def forward(self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any) -> tuple[Tensor, Any]:
+        """Return the summed loss in nats and the next state.
 
         Args:
             inputs, targets: of a batch.
@@ -202,83 +179,20 @@ class Objective(nn.Module):
             state: what the batch continues from; None for the start of streams.
             extra: what else the model's loss takes.
         """
-        if self.pieces is None:
-            return self._piece(inputs, targets, n_targets, state, **extra)
-        kept = []
 
-        def whole_piece(entering: Any) -> tuple[Tensor, Any]:
-            loss, objective, leaving = self._piece(inputs, targets, n_targets, entering, **extra)
-            kept.append(loss)
-            return objective, leaving
+        def run(entering: Any) -> tuple[Tensor, Any]:
+            return self._loss(inputs, targets, n_targets, entering, **extra)
 
-        objective, state = in_pieces(self.model, whole_piece, state, self.pieces)
-        return kept[0], objective, state
+        return run(state) if self.pieces is None else in_pieces(self.model, run, state, self.pieces)
 
-    def _piece(
-        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
-    ) -> tuple[Tensor, Tensor, Any]:
-        penalty: Tensor | float = 0.0
-        if self._has_parts:
-            few = few_targets(n_targets, targets)
-            losses, penalty, state = _loss_by_parts(self.model, inputs, targets, state, self.config, few=few, **extra)
-        else:
-            losses, state = self.model.loss(inputs, targets, state, **extra)  # type: ignore[operator]
-        return losses.sum(), _to_minimise(losses, n_targets, penalty, self.config), state
-
-
-def _loss_by_parts(
-    model: Any,
-    inputs: Int[Tensor, "B L"],
-    targets: Int[Tensor, "B L"],
-    state: Any,
-    config: TrainingConfig,
-    *,
-    few: bool = False,
-    **lengths: Any,
-) -> tuple[Float[Tensor, "rows N"], Tensor | float, Any]:
-    """Return the losses of all targets, or where they are few of the N that count; the penalty; and the next state.
-
-    `model` is a `recurra.models.shell.LanguageModelShell`; `lengths` are the borders of packed sequences, if any.
-    `few` or not, the same methods of it are called: FSDP gathers its parameters at each call, on all ranks together,
-    some of which may have few targets.
-
-    The penalty, which is added to the mean loss, is `activation_penalty` times the mean square of what the head reads,
-    dropout included, and `change_penalty` times the mean square of its change from one step of a sequence to the next.
-    """
-    hidden, state = model.hidden(inputs, state, **lengths)
-    penalty = _penalty(hidden, config, **lengths)
-    if few:
-        counted = targets != IGNORED_TARGET
-        hidden, targets = hidden[counted][None], targets[counted][None]
-    return model.losses(hidden, targets), penalty, state
-
-
-def _to_minimise(
-    losses: Float[Tensor, "B L"], n_targets: int, penalty: Tensor | float, config: TrainingConfig
-) -> Float[Tensor, ""]:
-    """Return the sum to minimise over a batch of `losses` -log p, with the penalty on its mean.
-
-    With `generalised_cross_entropy` q it sums (1 - p^q) / q, whose gradient is that of -log p times p^q (Zhang and
-    Sabuncu, section 3.3). A loss of 0, as of targets that do not count, stays 0.
-    """
-    q = config.generalised_cross_entropy
-    summed = (-torch.expm1(-q * losses) / q if q else losses).sum()
-    return summed + n_targets * penalty
-
-
-def _penalty(
-    hidden: Float[Tensor, "B L d_model"], config: TrainingConfig, cu_seqlens: Tensor | None = None
-) -> Tensor | float:
-    penalty: Tensor | float = 0.0
-    wide = hidden.float()
-    if config.activation_penalty:
-        penalty = penalty + config.activation_penalty * wide.square().mean()
-    if config.change_penalty and wide.shape[1] > 1:
-        changes = wide.diff(dim=1).square()
-        if cu_seqlens is not None:
-            within = torch.ones(wide.shape[1] + 1, dtype=torch.bool, device=changes.device)
-            within[cu_seqlens.to(changes.device)] = False  # from one sequence to the next
-            changes = changes[:, within[1:-1]]
-        if changes.numel():
-            penalty = penalty + config.change_penalty * changes.mean()
-    return penalty
+    def _loss(self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any) -> tuple[Tensor, Any]:
+        model: Any = self.model
+        if not isinstance(model, LanguageModelShell):
+            losses, state = model.loss(inputs, targets, state, **extra)
+            return losses.sum(), state
+        # The same methods are called whether targets are few or not: FSDP gathers its parameters at each call.
+        hidden, state = model.hidden(inputs, state, **extra)
+        if few_targets(n_targets, targets):
+            counted = targets != IGNORED_TARGET
+            hidden, targets = hidden[counted][None], targets[counted][None]
+        return model.losses(hidden, targets).sum(), state

@@ -1,15 +1,20 @@
-"""The log of a run: sums over several steps, and records as JSON lines and in TensorBoard."""
+"""What a run reports: sums over several steps, and records as JSON lines, in TensorBoard and on a console."""
 
+import errno
 import json
 import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from recurra.checks import require, sentence
@@ -91,20 +96,18 @@ class MetricLog(Protocol):
 
     def write(self, record: _Record) -> None:
         """Add a record: `step`, and whatever was measured."""
-        ...
 
     def close(self) -> None:
         """Finish writing."""
-        ...
 
 
 class JsonLog:
     """Records as lines of JSON, each flushed as soon as it is written.
 
     Args:
-        path: the file; it is made if it does not exist.
-        last_step: records of later steps are dropped, together with any line that a killed process left unfinished. A
-            run that resumes at this step writes them again, so the file has no gaps and no duplicates.
+        path: the file.
+        last_step: records of later steps, and any unfinished line, are dropped: a run that resumes here writes them
+            again.
     """
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
@@ -195,3 +198,84 @@ class TensorBoardLog:
         """Close the file. Raises OSError."""
         with naming(self._path):
             self._file.close()
+
+
+# --- the progress of a run ---
+
+
+class RunProgress:
+    """Lines on a console, with a bar on a terminal; once nobody can read it, the run continues without."""
+
+    def __init__(self, total_steps: int, first_step: int, console: Console) -> None:
+        self._total_steps, self._console = total_steps, console
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            left = TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}"), TimeRemainingColumn()
+            epoch = TextColumn("epoch {task.fields[epoch]}")
+            self._bar = Progress(epoch, BarColumn(), MofNCompleteColumn(), *left, console=console)
+            fields = {"epoch": "-", "loss": "-", "speed": "-"}
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, **fields)
+            self._bar.start()
+
+    def note(self, text: str) -> None:
+        """Print a line, above the bar."""
+        with _unless_hung_up():
+            self._console.print(text, markup=False, highlight=False, soft_wrap=self._bar is None)
+
+    def advance(self, step: int) -> None:
+        """Report that a step is done."""
+        if self._bar is not None:
+            with _unless_hung_up():
+                self._bar.update(self._task, completed=step)
+
+    def report(self, record: _Record) -> None:
+        """Report a record of the log: on a terminal as a part of the bar, and as a line if it is an evaluation."""
+        line = _describe(record, self._total_steps)
+        if self._bar is None:
+            left = round((self._total_steps - record["step"]) * record["seconds"] / record["step"])
+            self.note(f"{line}  {timedelta(seconds=left)} left")
+            return
+        fields = {"epoch": record["epoch"]}
+        if "train_loss" in record:
+            fields |= {"loss": f"{record['train_loss']:.4f}", "speed": ", ".join(_speeds(record))}
+        with _unless_hung_up():
+            self._bar.update(self._task, **fields)
+        if "valid_loss" in record:
+            self.note(line)
+
+    def close(self) -> None:
+        """Stop the bar and leave it on the terminal."""
+        if self._bar is not None:
+            with _unless_hung_up():
+                self._bar.stop()
+
+
+@contextmanager
+def _unless_hung_up() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):  # what writing to a closed terminal or pipe gives
+            raise
+    except SystemExit as ended:  # how rich answers a closed pipe, after it has silenced itself and standard output
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+
+
+def _describe(record: _Record, total_steps: int) -> str:
+    """Write a record of the log as one line."""
+    parts = [f"epoch {record['epoch']}  step {record['step']}/{total_steps}"]
+    if "train_loss" in record:
+        parts += [f"loss {record['train_loss']:.4f}", *_speeds(record)]
+    if "level" in record:
+        parts.append(f"level {record['level']}")
+    for name, form in (("valid_loss", "validation: loss {:.4f}"), ("valid_accuracy", "accuracy {:.4f}")):
+        if name in record:
+            parts.append(form.format(record[name]))
+    return "  ".join(parts)
+
+
+def _speeds(record: _Record) -> list[str]:
+    """Write the speed of a record, if it has one, in the unit of the data."""
+    named = {unit: f"{unit}_per_second" for unit in UNITS}
+    return [f"{record[name]:,.0f} {unit}/s" for unit, name in named.items() if name in record]

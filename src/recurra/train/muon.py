@@ -106,14 +106,7 @@ class Muon(Optimizer):
 def _orthogonalise(
     matrices: Float[Tensor, "n rows columns"], *, bfloat16: bool = False
 ) -> Float[Tensor, "n rows columns"]:
-    """Bring every singular value near 1, and keep the singular vectors, by five steps of a Newton-Schulz iteration.
-
-    In bfloat16 on a GPU, where that is quickest and enough, and in the matrices' own type on a CPU.
-
-    Args:
-        matrices: of full rank or not; a zero matrix stays zero.
-        bfloat16: in bfloat16 on a CPU too.
-    """
+    """Bring every singular value near 1, and keep the singular vectors, by five steps of a Newton-Schulz iteration."""
     a, b, c = _NEWTON_SCHULZ
     x = matrices.bfloat16() if bfloat16 or matrices.is_cuda else matrices
     tall = matrices.size(1) > matrices.size(2)

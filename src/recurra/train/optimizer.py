@@ -2,31 +2,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from recurra.checks import sentence
-from recurra.data.batches import BatchSource
 from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerConfig, ScheduleConfig, optimizer_factory
 from recurra.train.muon import matrix_ids
 
-# --- schedule ---
-#
-# The learning rate as a pure function of the step: nothing to save, and nothing that can drift when a run resumes.
-
-
-@runtime_checkable
-class _HasRelativeLengths(Protocol):
-    """Data whose training steps have drawn lengths."""
-
-    def relative_length(self, epoch: int, step: int) -> float:
-        """Return the length of a step over the usual one."""
-        ...
+# --- schedule: a pure function of the step, so that nothing is saved and nothing drifts when a run resumes ---
 
 
 def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *, steps_per_epoch: int = 1) -> float:
@@ -60,16 +48,6 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
     return floor + (1.0 - floor) * left
 
 
-def mean_relative_length(source: BatchSource, epoch: int, steps: Sequence[int]) -> float:
-    """Return how long the batches of an update are beside the usual ones; 1 for data whose lengths are not drawn.
-
-    Learning rates are scaled by it (Merity et al., 2017): a short step would otherwise count as much as a long one.
-    """
-    if not isinstance(source, _HasRelativeLengths):
-        return 1.0
-    return sum(source.relative_length(epoch, step) for step in steps) / len(steps)
-
-
 def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
     """Set the learning rate of each parameter group to `factor` times its `peak_lr`."""
     for group in optimizer.param_groups:
@@ -84,20 +62,16 @@ def warm_up_note(total_steps: int, config: ScheduleConfig) -> str:
 
 
 # --- averaging ---
-#
-# The average of a model's weights over its updates: a mean (averaged SGD, AWD-LSTM) or an exponential moving average.
-#
-# Evaluation uses the average; training continues from the weights themselves.
 
 
 class WeightAverage:
-    """Keeps the average of a model's weights. Before averaging begins, the average is the model itself.
+    """Keeps the average of a model's weights, for evaluation: a mean (averaged SGD) or an exponential moving average.
 
     Args:
         model: the model in training.
         config: when averaging begins, and how fast old weights fade.
-        shard: lays a copy of the model out over the ranks, as the model itself is about to be. A model that has been
-            laid out cannot be copied, so the copy is then made here.
+        shard: distributes a copy of the model over the ranks, as the model itself is about to be; afterwards it could
+            not be copied any more.
     """
 
     def __init__(
@@ -151,8 +125,7 @@ class WeightAverage:
         return AveragedModel(self._model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))
 
 
-# --- adamW, SGD, Muon, SOAP or an optimiser of one's own over parameter groups that follow from rules ---
-#
+# --- parameter groups ---
 # The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included;
 # biases and norm scales do not. The parameters that make the state transition may have their own learning rate and
 # weight decay, as in GateLoop Table 4; each module names its own in a method `transition_parameters()`. A pattern of
@@ -191,12 +164,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_Paramet
     `orthogonal`. Tied parameters count once, under their first name.
 
     Raises:
-        ValueError: a module names a transition parameter that the model does not have, or the configuration has a
-            setting for such parameters and there are none, or a pattern of names that fits no parameter.
+        ValueError: a setting fits no parameter, or a module names one that the model does not have.
     """
     transition = _transition_parameter_ids(model)
-    if not transition:
-        _require_no_transition_settings(config)
+    for name in () if transition else ("transition_learning_rate", "transition_weight_decay"):
+        if (value := getattr(config, name)) is not None:
+            got = f"{value}, for a model without parameters that make a state transition"
+            raise ValueError(sentence(f"optimizer.{name}", got, "null (none)"))
     muon = config.algorithm == "muon"
     matrices = matrix_ids(model) - transition if muon else set()
     patterns = _fitting_patterns(model, config)
@@ -213,7 +187,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_Paramet
             name = patterns[parameter_name]
             rate = config.parameter_learning_rates[name]
         members[name, rate, decay, id(parameter) in matrices].append(parameter)
-    groups = [
+    return [
         {
             "name": f"{name}, weight decay {decay:g}",
             "params": p,
@@ -224,8 +198,6 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_Paramet
         }
         for (name, rate, decay, orthogonal), p in members.items()
     ]
-    _check_groups(model, groups)
-    return groups
 
 
 def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, str]:
@@ -239,13 +211,6 @@ def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, st
             raise ValueError(sentence("optimizer.parameter_learning_rates", got, f"{expected}, such as {names[-1]}"))
         found |= fitting
     return found
-
-
-def _require_no_transition_settings(config: OptimizerConfig) -> None:
-    for name in ("transition_learning_rate", "transition_weight_decay"):
-        if (value := getattr(config, name)) is not None:
-            got = f"{value}, for a model without parameters that make a state transition"
-            raise ValueError(sentence(f"optimizer.{name}", got, "null (none)"))
 
 
 def _transition_parameter_ids(model: nn.Module) -> set[int]:
@@ -263,21 +228,6 @@ def _transition_parameter_ids(model: nn.Module) -> set[int]:
             raise ValueError(sentence(method, got, "the module's own nn.Parameter objects"))
         found |= ids
     return found
-
-
-def _check_groups(model: nn.Module, groups: Iterable[_ParameterGroup]) -> None:
-    """Raise a ValueError with the names unless every trainable parameter is in exactly one group."""
-    counts: dict[int, int] = defaultdict(int)
-    for group in groups:
-        for parameter in group["params"]:
-            counts[id(parameter)] += 1
-    names = {id(parameter): name for name, parameter in _trainable(model)}
-    missing = [name for key, name in names.items() if counts[key] == 0]
-    repeated = [name for key, name in names.items() if counts[key] > 1]
-    foreign = sum(key not in names for key in counts)
-    if missing or repeated or foreign:
-        got = f"a list with parameters missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
-        raise ValueError(sentence("groups", got, "every trainable parameter of the model exactly once"))
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,12 +1,14 @@
-"""The process of a run: threads, memory, determinism, device, precision, and the hardware it measures on."""
+"""The process of a run: memory, precision, hardware, threads, determinism, device, and the signals that stop it."""
 
 import ctypes
 import logging
 import os
 import platform
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,29 +20,21 @@ from recurra.train.distributed import fabric_options, n_launched
 if TYPE_CHECKING:
     import lightning_fabric
 
-# --- make glibc keep large blocks of memory instead of returning them to the kernel after each use ---
-
+# --- memory ---
 
 # From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-
-# Releases of glibc that limit the threshold refuse more than this on 64-bit machines (HEAP_MAX_SIZE / 2).
-_OLDER_LIMIT = 32 * 2**20
-_LARGE = 2**30
+_LARGE, _OLDER_LIMIT = 2**30, 32 * 2**20
+"""Thresholds; releases of glibc that limit them refuse more than the second (HEAP_MAX_SIZE / 2)."""
 
 
 def keep_large_blocks() -> bool:
-    """Raise malloc's mmap and trim thresholds for this process, and return whether that worked.
+    """Let glibc keep large freed blocks in the heap, and return whether that worked (False for other C libraries).
 
-    Above the mmap threshold, which never grows past 32 MB by itself, glibc maps each block when it is allocated and
-    unmaps it when it is freed. Every activation of a training step then costs a page fault, and zeroing by the kernel,
-    for each 4 KB, again and again for the same sizes; an element-wise operation can take several times as long. With
-    higher thresholds, freed blocks stay in the heap and are used again. The price is that the process keeps its peak
-    memory until it ends. That is right for a training run, but it is not for a library to decide, so only the command
-    line calls this.
-
-    Does nothing if the C library is not glibc.
+    By default glibc maps and unmaps each block above 32 MB anew, so that every activation of a training step costs a
+    page fault and zeroing per 4 KB: an element-wise operation can take several times as long. The price is that the
+    process keeps its peak memory, which a program may decide, not a library: only the command line calls this.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -50,81 +44,33 @@ def keep_large_blocks() -> bool:
     return bool(mapped and mallopt(_M_TRIM_THRESHOLD, _LARGE))
 
 
-# --- whether this machine multiplies bfloat16, and the precision that `training.precision: auto` takes for it ---
-
-
-_SIZE = 192
-"""Rows of the matrices that are multiplied to measure: without bfloat16 units one product takes about 10 ms."""
+# --- precision ---
 
 
 def has_native_bfloat16(device: str) -> bool:
-    """Ask whether a device ("cpu" or "cuda") multiplies bfloat16 in units of its own.
-
-    Elsewhere PyTorch computes the same products slowly: a CPU in plain loops or by way of float32, an older GPU by
-    emulation.
-    """
+    """Say whether a device ("cpu" or "cuda") has units for bfloat16; elsewhere PyTorch emulates it, slowly."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.backends.mkldnn.is_available():  # nothing else multiplies matrices of bfloat16 fast
         return False
     # oneDNN takes bfloat16 on every CPU with AVX-512, and emulates it on those from before AVX512_BF16
-    return _has_units() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _known_precision(config: TrainingConfig, device: str) -> TrainingConfig:
-    """Replace `precision: auto` with what suits a device ("cpu" or "cuda"); leave any other precision as it is."""
-    if config.precision != "auto":
-        return config
-    return replace(config, precision="bf16-mixed" if has_native_bfloat16(device) else "32-true")
+    # on other processors than x86, oneDNN knows
+    has_units = platform.machine().lower() not in ("x86_64", "amd64") or torch.cpu._is_avx512_bf16_supported()
+    return bool(has_units and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def precision_note(asked: str, chosen: str, device: str) -> str:
-    """Say what a run should be told about its precision; empty if nothing.
-
-    Args:
-        asked: `training.precision` of the recipe or the run.
-        chosen: what the run computes in.
-        device: "cpu" or "cuda".
-    """
+    """Return a note on the precision `chosen` for `training.precision` (`asked`) on a device; empty if none is due."""
+    name = "GPU" if device == "cuda" else "CPU"
     if asked == "auto":
         has = "has" if chosen == "bf16-mixed" else "has no"
-        return f"note: training.precision auto is {chosen} here: this {_name(device)} {has} native bfloat16"
+        return f"note: training.precision auto is {chosen} here: this {name} {has} native bfloat16"
     if chosen == "bf16-mixed" and not has_native_bfloat16(device):
-        ratio = _bfloat16_over_float32(device)
         return (
-            f"warning: training.precision is bf16-mixed, and this {_name(device)} has no native bfloat16: a matrix "
-            f"product takes {ratio:.1f} times as long as in float32; new runs can use 32-true or auto"
+            f"warning: training.precision is bf16-mixed, and this {name} has no native bfloat16: it is slower than "
+            "float32; new runs can use 32-true or auto"
         )
     return ""
-
-
-def _bfloat16_over_float32(device: str, rounds: int = 5) -> float:
-    """Measure the time of a matrix product in bfloat16 over that in float32: the least of a few rounds of each."""
-    one = torch.ones(_SIZE, _SIZE, device=device)
-    two = one.bfloat16()
-    least = {one: float("inf"), two: float("inf")}
-    for _ in range(rounds):
-        for matrix in least:
-            start = perf_counter()
-            matrix @ matrix
-            if device == "cuda":
-                torch.cuda.synchronize()
-            least[matrix] = min(least[matrix], perf_counter() - start)
-    return least[two] / least[one]
-
-
-def _has_units() -> bool:
-    """Whether an x86 processor has instructions for products of bfloat16; True on others, where oneDNN knows."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return True
-    return bool(torch.cpu._is_avx512_bf16_supported())
-
-
-def _name(device: str) -> str:
-    return "GPU" if device == "cuda" else "CPU"
-
-
-# --- the hardware that a measurement was made on ---
 
 
 def hardware() -> dict[str, Any]:
@@ -150,16 +96,12 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-# --- the process of a run: threads, determinism, device, precision, and the ranks beside it ---
+# --- the process ---
 
 
 def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
-    """Set up this process as `config` says, including its seeds, and return the Fabric that places and runs the model.
-
-    Args:
-        config: `settled`.
-    """
-    # Takes a second or two to import; reading a run, scoring it and generating text do without it.
+    """Set up this process as a `settled` config says, including seeds, and return the Fabric that places the model."""
+    # slow to import
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.seed import seed_everything
 
@@ -189,7 +131,10 @@ def reseed(config: TrainingConfig, rank: int) -> None:
 
 def settled(config: TrainingConfig) -> TrainingConfig:
     """Replace what `config` leaves to this machine and a run has to keep: `precision: auto`."""
-    return _known_precision(config, chosen_device(config.accelerator))
+    if config.precision != "auto":
+        return config
+    native = has_native_bfloat16(chosen_device(config.accelerator))
+    return replace(config, precision="bf16-mixed" if native else "32-true")
 
 
 def chosen_device(wanted: str, name: str = "training.accelerator") -> str:
@@ -201,3 +146,44 @@ def chosen_device(wanted: str, name: str = "training.accelerator") -> str:
         got = "cuda, and PyTorch finds no CUDA device"
         raise ValueError(sentence(name, got, "cpu or auto on this machine"))
     return wanted
+
+
+# --- signals ---
+
+
+class StopSignal:
+    """A context that remembers the signal that asked the process to end, so that a step and its checkpoint can finish.
+
+    The first signal is recorded, and the previous handlers of SIGINT and SIGTERM return: a second one acts as without
+    this class. SIGHUP is only recorded, because a closed terminal sends several; an ignored one, as under nohup, stays
+    ignored. Outside the main thread nothing changes, and `received` stays None.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():
+            numbers = list(self.SIGNALS)
+            if self.HANG_UP is not None and signal.getsignal(self.HANG_UP) is not signal.SIG_IGN:
+                numbers.append(self.HANG_UP)
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore(*self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number)
+        self._restore(*self.SIGNALS)
+
+    def _restore(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            if number in self._before:
+                signal.signal(number, self._before.pop(number))

@@ -18,8 +18,6 @@ from recurra.train.experiment import Experiment, sections_of, to_plain
 from recurra.train.task import experiment_names
 
 # --- recipe files ---
-#
-# Where recipes are: a path, or the name of one that comes with Recurra, such as memory-horizon/data-controlled.
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -79,7 +77,6 @@ def _near(name: str, names: list[str]) -> list[str]:
 
 
 # --- recipe families: many recipes in one file, each a variant of the others ---
-#
 # A family names its axes and what each choice on an axis sets:
 #
 #     common: {...}                              # keys of every variant
@@ -109,15 +106,13 @@ class RecipeFamily:
     variants: dict[str, dict[str, Any]]
 
     def variant(self, name: str) -> dict[str, Any]:
-        """Return the recipe of a variant.
-
-        Raises:
-            RecipeError: the family has no such variant.
-        """
+        """Return the recipe of a variant. Raises RecipeError: the family has no such variant."""
         if name not in self.variants:
             close = difflib.get_close_matches(name, self.variants, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else ""
-            raise RecipeError(sentence(f"the variant of {self.path}", repr(name), _one_of(self.variants), hint))
+            raise RecipeError(
+                sentence(f"the variant of {self.path}", repr(name), f"one of {', '.join(self.variants)}", hint)
+            )
         return self.variants[name]
 
 
@@ -135,41 +130,26 @@ def _read_recipe(word: str | Path) -> dict[str, Any]:
     path, variant = split_variant(word)
     path = find_recipe(path)
     content = _read(path)
-    if not _is_family(content):
+    if "axes" not in content:
         if variant is not None:
-            raise RecipeError(
-                sentence("recipe", word, f"{path} without #{variant}", "the file is one recipe and has no variants")
-            )
+            hint = "the file is one recipe and has no variants"
+            raise RecipeError(sentence("recipe", word, f"{path} without #{variant}", hint))
         return content
     family = _family(path, content)
     if variant is None:
-        raise RecipeError(
-            sentence(
-                "recipe",
-                f"{path}, a family of {len(family.variants)} recipes",
-                f"one of its variants, as in {path}#{next(iter(family.variants))}",
-                f"there are {', '.join(family.variants)}",
-            )
-        )
+        got = f"{path}, a family of {len(family.variants)} recipes"
+        expected = f"one of its variants, as in {path}#{next(iter(family.variants))}"
+        raise RecipeError(sentence("recipe", got, expected, f"there are {', '.join(family.variants)}"))
     return family.variant(variant)
 
 
 def read_family(path: str | Path) -> RecipeFamily:
-    """Read a family, a path or a name (see `find_recipe`).
-
-    Raises:
-        RecipeError: the file cannot be found or read, or is not a family.
-    """
+    """Read a family, a path or a name (see `find_recipe`). Raises RecipeError."""
     path = find_recipe(path)
     content = _read(path)
-    if not _is_family(content):
+    if "axes" not in content:
         raise RecipeError(sentence("family", f"{path}, one recipe without axes", "a recipe family"))
     return _family(path, content)
-
-
-def _is_family(content: Mapping[str, Any]) -> bool:
-    """Tell whether the content of a recipe file is a family."""
-    return "axes" in content
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -217,14 +197,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _one_of(names: Mapping[str, Any]) -> str:
-    return f"one of {', '.join(names)}"
-
-
-# --- recipes: experiments as YAML files, with overrides from the command line ---
-#
-# The configurations of an experiment's sections are the grammar: fields are keys, types say which values are allowed,
-# and docstrings are the help. Unknown keys are refused.
+# --- recipes: the fields of configurations are keys, their types say what is allowed, and docstrings are the help ---
 
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -324,13 +297,7 @@ def _parser(name: str) -> ArgumentParser:
 def _with_entries(
     recipe: Mapping[str, Any], overrides: Sequence[str], known: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply overrides that reach two or more levels into a free dictionary, such as model.mixer_options.ring.r_min.
-
-    The parser itself handles one level; it would leave the values of deeper entries as strings.
-
-    Returns:
-        the recipe with those overrides applied, and the words that are left.
-    """
+    """Apply overrides that reach two or more levels into a free dictionary, such as model.mixer_options.ring.r_min."""
     tree, rest, words, whole = copy.deepcopy(dict(recipe)), [], iter(overrides), set()
     for word in words:
         key, equals, value = word.partition("=")

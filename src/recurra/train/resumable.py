@@ -4,21 +4,18 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
 from recurra.files.weights import shape_difference
 from recurra.files.writing import discard
 from recurra.state import state_from_plain, state_to_plain
-from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, load_weights
-from recurra.train.config import OPTIMIZER_OPTIONS
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint
 from recurra.train.distributed import Ranks, recompute_blocks
 from recurra.train.experiment import Experiment, require_resumable, to_plain
 from recurra.train.losses import Levels, Objective
@@ -28,93 +25,31 @@ from recurra.train.process import reseed, set_up_process, settled
 from recurra.train.run_folder import RunFolder
 
 
-def _resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optimizer, algorithm: str) -> Any:
-    """Refuse a checkpoint whose parts do not fit, before any of them is used; return the state that it carries.
-
-    Args:
-        saved: the checkpoint's content.
-        path: its file, for messages.
-        model: the model that continues, with weights of any values.
-        optimizer: its optimiser.
-        algorithm: the optimiser's name. One that is registered by others may keep tensors of any shape.
-    """
-    parts = ("optimizer", "random", "window", "levels", "resumed_at")
-    if any(saved.get(part) is None for part in parts):
-        got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
-        raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
-    weights = [saved["model"]] + ([] if saved["average"] is None else [saved["average"]["weights"]])
-    for own in weights:
-        if difference := shape_difference(model, own):
-            got = f"a checkpoint of another model (it has {difference})"
-            raise CheckpointError(sentence(str(path), got, "one of this model"))
-    _require_optimizer_state(saved["optimizer"], path, optimizer, any_shape=algorithm not in OPTIMIZER_OPTIONS)
-    try:
-        for state in saved["random"] if isinstance(saved["random"], list) else [saved["random"]]:  # one for each rank
-            _require_random_state(state)
-        return state_from_plain(saved["state"], model)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optimizer, *, any_shape: bool) -> None:
-    own = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
-    found = [group["params"] for group in saved["param_groups"]]
-    if list(map(len, found)) != list(map(len, own)):
-        got = f"one with groups of {list(map(len, found))} parameters"
-        raise CheckpointError(sentence(f"the optimiser in {path}", got, f"{list(map(len, own))}, as in this model"))
-    shapes = {number: shape for numbers, group in zip(found, own) for number, shape in zip(numbers, group)}
-    for number, values in saved["state"].items():
-        for name, value in values.items():
-            fits = any_shape or not isinstance(value, Tensor) or tuple(value.shape) in ((), shapes.get(number))
-            if number not in shapes or not fits:
-                expected = f"one of shape {shapes.get(number, 'of no parameter')}, as its parameter"
-                raise CheckpointError(
-                    sentence(f"{name} of parameter {number} of the optimiser in {path}", kind_of(value), expected)
-                )
-
-
 def _random_state() -> dict[str, Any]:
     """Return the states of all generators that training may draw from, as numbers, lists and tensors."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - this saves the global generator
+    inner = numpy_state["state"]
     return {
         "python": list(random.getstate()),
-        "numpy": {
-            **numpy_state,
-            "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()},
-        },
+        "numpy": {**numpy_state, "state": {**inner, "key": inner["key"].tolist()}},
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 
 def _set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned. If the number of CUDA devices differs, their states stay as they are."""
-    _set(state, random, np.random, torch.default_generator)
+    """Restore what `_random_state` returned, of CUDA only on as many devices."""
+    kind, words, spare = state["python"]
+    random.setstate((kind, tuple(words), spare))
+    inner = state["numpy"]["state"]
+    key = np.asarray(inner["key"], dtype=np.uint32)
+    np.random.set_state({**state["numpy"], "state": {**inner, "key": key}})  # noqa: NPY002
+    torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
 
 
-def _require_random_state(state: dict[str, Any]) -> None:
-    """Refuse what `random_state` could not have returned, without changing any generator in use."""
-    try:
-        _set(state, random.Random(), np.random.RandomState(), torch.Generator())
-    except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        got = f"one that a generator does not take ({reason})"
-        raise ValueError(sentence("the state of the random numbers", got, "what random_state returned")) from error
-
-
-def _set(state: dict[str, Any], python: Any, numpy: Any, generator: torch.Generator) -> None:
-    kind, words, spare = state["python"]
-    python.setstate((kind, tuple(words), spare))
-    numpy_state = state["numpy"]
-    key = np.asarray(numpy_state["state"]["key"], dtype=np.uint32)
-    numpy.set_state({**numpy_state, "state": {**numpy_state["state"], "key": key}})
-    generator.set_state(state["torch"].cpu())
-
-
 # --- a run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back ---
-
 
 OpenData = Callable[[Experiment, Ranks], DataSet]
 """Opens the data of an experiment as one rank reads them."""
@@ -203,10 +138,9 @@ class ResumableRun:
         return self.levels.source
 
     def begin(self) -> str:
-        """Load the initial weights of the experiment if the run is at its start. `fit` calls this if nobody has.
+        """Load the weights of `init_from` if the run is at its start, and return a line on them, or "".
 
-        Returns:
-            a line that says where the weights are from; empty for fresh weights.
+        `fit` calls this if nobody has.
         """
         if self._begun is None:
             self._begun = self._load_initial_weights() if self.position.step == 0 else ""
@@ -221,10 +155,7 @@ class ResumableRun:
         return note
 
     def snapshot(self) -> Payload:
-        """Return everything that the next update and the next record depend on, as plain data.
-
-        Of several ranks, each returns its part of the tensors; they call this together.
-        """
+        """Return all that the next update and record depend on, as plain data; ranks call this together."""
         several = self.ranks.several
         return {
             "config": to_plain(self.experiment),
@@ -243,19 +174,16 @@ class ResumableRun:
     def resume(self, which: str) -> None:
         """Go back to a checkpoint: "last", "previous", "best" or a path; then lock the run until `fit` ends.
 
-        With "last", a run without checkpoints of steps goes on from the best one, and without that starts from the
-        beginning. What another checkpoint than one of a step is resumed from becomes the last one, before those of
-        later steps are deleted: the run can stop at any time.
-
-        As many ranks as there are continue what as many as there were have saved: weights, optimiser and carried states
-        are shared out anew. Random numbers are those of the ranks that there were.
+        With "last", a run without checkpoints of steps continues from the best one, or else starts from the beginning.
+        A checkpoint that is not one of a step is first saved as one, so that the run can stop at any time. The number
+        of ranks may differ from the saving run's: weights, optimiser and carried states are distributed anew.
         """
         if which == "last" and not self.checkpoints.steps():
             if not self.checkpoints.best.exists():
                 return  # `fit` calls `begin`
             which = "best"
-        target = self._layout.target if self.ranks.several else None
-        path, saved = self.checkpoints.load(which, self._loaded_to, target=target)
+        target, device = (self._layout.target, "cpu") if self.ranks.several else (None, self.fabric.device)
+        path, saved = self.checkpoints.load(which, device, target=target)
         require_resumable(saved["config"], self.experiment)
         if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
             got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
@@ -264,10 +192,17 @@ class ResumableRun:
             if not path.is_dir():
                 saved = self._layout.lay_out(saved)
             saved["state"] = self._layout.own_state(saved["state"])
-        state = _resumed_state(saved, path, self.model, self.optimizer, self.experiment.optimizer.algorithm)
-        self.optimizer.load_state_dict(saved["optimizer"])  # first: a registered one may refuse it
+        if saved["optimizer"] is None:
+            got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
+            raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
+        # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
+        if difference := shape_difference(self.model, saved["model"]):
+            got = f"a checkpoint of another model (it has {difference})"
+            raise CheckpointError(sentence(str(path), got, "one of this model"))
+        state = state_from_plain(saved["state"], self.model)
+        self.optimizer.load_state_dict(saved["optimizer"])
         self.state = state
-        load_weights(self.model, saved["model"], path)
+        self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(self._resumed_average(saved))
         self.position = Position(**saved["position"])
         self.sums.load_state_dict(saved["window"], self.ranks)
@@ -304,12 +239,7 @@ class ResumableRun:
         return None
 
     def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
-        """Say what becomes of a best checkpoint of a later step: whether it is removed, and the score to keep if any.
-
-        With the same length and the same steps of evaluation the run comes to it again. With another length it takes
-        another way. With other evaluations it may not stop at that step, so the score is read from the checkpoint. One
-        that cannot be read may be of a later step, and is removed.
-        """
+        """Say what becomes of a best checkpoint of a later step: whether it is removed."""
         is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
         every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
         is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
@@ -332,10 +262,6 @@ class ResumableRun:
             return False, None
         return (False, best["scores"].get("best")) if is_as_long else (True, None)
 
-    @property
-    def _loaded_to(self) -> Any:
-        return "cpu" if self.ranks.several else self.fabric.device
-
     def _resume_random(self, saved: Any) -> None:
         """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
         states = _as_list(saved)
@@ -343,17 +269,15 @@ class ResumableRun:
             _set_random_state(states[self.ranks.rank])
         else:
             reseed(self.config, self.ranks.rank + self.position.step * self.ranks.count)
-        if len(states) != self.ranks.count and _draws(self.model):
+        has_dropout = any(getattr(part, "p", 0) for part in self.model.modules() if "Drop" in type(part).__name__)
+        if len(states) != self.ranks.count and has_dropout:
             self._resumed_notes.append(
                 f"note: saved by {len(states)} ranks and resumed by {self.ranks.count}: "
                 "dropout draws other numbers from here on"
             )
 
     def _resume_epoch(self) -> None:
-        """Go on with the next epoch if this one has no more batches here, and say so if epochs have another length.
-
-        All ranks have equally many samples of a batch, so a small last batch may be left out on more ranks.
-        """
+        """Go on with the next epoch if this one has no more batches here, and say so if epochs have another length."""
         at = self.position
         if at.batch >= len(self.source):
             at.epoch, at.batch, self.state = at.epoch + 1, 0, None
@@ -371,12 +295,8 @@ class ResumableRun:
     @property
     def stopped_early(self) -> bool:
         """Whether `training.patience` or `training.stop_at` has ended the run."""
-        has_no_patience = self.config.patience is not None and self._since_best >= self.config.patience
-        return has_no_patience or self._is_good_enough
-
-    @property
-    def _is_good_enough(self) -> bool:
-        """Whether the best validation score has reached `training.stop_at`."""
+        if self.config.patience is not None and self._since_best >= self.config.patience:
+            return True
         best, enough = self.scores.get("best"), self.config.stop_at
         if best is None or enough is None:
             return False
@@ -385,17 +305,9 @@ class ResumableRun:
     @property
     def _since_best(self) -> int:
         """How many evaluations in a row were no better than the best."""
-        last, best = self.scores.get("last"), self.scores.get("best")
-        if last is None or best is None:
-            return 0
-        return int(last["since_best"])
+        return int(self.scores["last"]["since_best"]) if {"last", "best"} <= self.scores.keys() else 0
 
 
 def _as_list(random: Any) -> list[Any]:
     """The random numbers of every rank that there was."""
     return random if isinstance(random, list) else [random]
-
-
-def _draws(model: nn.Module) -> bool:
-    """Say whether a model has dropout."""
-    return any(getattr(module, "p", 0) for module in model.modules() if "Drop" in type(module).__name__)

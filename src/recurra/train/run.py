@@ -14,7 +14,7 @@ from recurra.checks import sentence
 from recurra.data.batches import DataSet, Split
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.data.tokenizers import TextEncoder
-from recurra.files.reading import read_json, require_fields
+from recurra.files.reading import read_json
 from recurra.files.writing import write_json
 from recurra.models.registry import DataSizes, VideoSizes
 from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
@@ -29,33 +29,6 @@ __all__ = ["Run", "open_run"]
 
 _PREFIX = "eval-"
 AGAIN = "score the run again, or remove the file"
-_TYPES = {
-    "split": str,
-    "checkpoint": str,
-    "step": int,
-    "changes": dict[str, Any],
-    "segment_length": int,
-    "mem_len": int,
-    "loss": float,
-    "perplexity": float,
-    "bits_per_token": float,
-    "accuracy": float | None,
-    "scaled_accuracy": float,
-    "n_targets": int,
-    "seconds": float,
-    "tokens_per_second": float,
-    "frames_per_second": float,
-    "mean_class_accuracy": float,
-    "top_1": float,
-    "top_5": float | None,
-    "n_videos": int,
-    "n_videos_left_out": int,
-    "classes_without_videos": list[str],
-    "views": int,
-    "crops": int,
-    "class_accuracies": dict[str, float | None],
-    "confusion": list[list[int]],
-}
 
 
 def _score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
@@ -110,13 +83,11 @@ def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     # What could not be measured may be NaN, and the perplexity of a bad model infinite.
-    scores = read_json(file, "the file of scores", allow_nan=True, hint=AGAIN)
-    require_fields(scores, _TYPES, str(file), finite=False)
+    scores: dict[str, Any] = read_json(file, "the file of scores", allow_nan=True, hint=AGAIN)
     return scores
 
 
 # --- a trained run as one object that loads what it is asked for ---
-
 
 _VOCABULARY = frozenset({"data.tokenizer", "data.bpe_vocab_size"})  # where a vocabulary is from: a run has its own
 
@@ -140,13 +111,11 @@ def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[
 
 
 class Run:
-    """A trained run. `open_run` makes it; everything but `folder` and `experiment` is loaded on first use.
+    """A trained run, from `open_run`; everything but `folder` and `experiment` is loaded on first use.
 
-    A text run therefore generates without its corpus, and a video run classifies without its videos: only `data`
-    needs them.
+    A text run therefore generates without its corpus, and a video run classifies without its videos.
 
-    folder: where the run's files are. experiment: its configuration, the overrides included. checkpoint: the one that
-    `model` and `step` are from.
+    folder: where its files are. experiment: its configuration, with the overrides. checkpoint: of `model` and `step`.
     """
 
     def __init__(
@@ -196,7 +165,7 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> TextEncoder:
-        """The tokenizer of a text run: from its folder, or from the corpus for older runs, which did not save it."""
+        """The tokenizer of a text run, from its folder."""
         encoder: TextEncoder = self.task.tokenizer(self)
         return encoder
 
@@ -212,10 +181,7 @@ class Run:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """What `recurra eval` wrote into the folder, by split: `run.scores["test"]["perplexity"]`.
-
-        Scores that were measured with overrides have these in their name, as in "test-segment_length-17".
-        """
+        """What `recurra eval` wrote, by split and overrides: `run.scores["test-segment_length-17"]["perplexity"]`."""
         return read_scores(self.folder)
 
     def score_file(self, split: str) -> Path:
@@ -235,7 +201,6 @@ class Run:
 
 
 # --- the scores of a run on a split: what `recurra eval` measures, prints and writes ---
-
 
 DETAILS = ("class_accuracies", "confusion")
 """Scores that are written and drawn, but too long to print."""

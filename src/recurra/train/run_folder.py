@@ -9,83 +9,11 @@ from typing import Any
 from filelock import FileLock
 
 from recurra.checks import sentence
-from recurra.files.reading import read_json, require_fields
+from recurra.files.reading import read_json
 from recurra.files.writing import discard, leftovers, replacing, take_lock, write_json
 from recurra.train.checkpoint import CheckpointFolder, Payload, is_checkpoint_file, load_checkpoint
 
 _SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
-_SUMMARY_TYPES = {
-    "finished": bool,
-    "steps": int,
-    "epochs": float,
-    "parameters": int,
-    "tokens": int,
-    "frames": int,
-    "seconds": float,
-    "tokens_per_second": float | None,
-    "frames_per_second": float | None,
-    "ranks": int,
-    "resumed_at": list[int],
-    "validation": dict[str, dict[str, float]],
-    "versions": dict[str, str],
-    "hardware": dict[str, Any] | None,
-}
-
-
-class _RunLock:
-    """The lock of a run's folder, so that one process at a time trains it; a file in it says who has it.
-
-    Where the file system has no locks, all processes get the lock, and `exclusive` stays False.
-
-    Args:
-        folder: the run's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / ".lock"
-        self._held: FileLock | None = None
-        self._identity: os.stat_result | None = None
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether no other process trains the run."""
-        return self._held is not None
-
-    def acquire(self) -> None:
-        """Take the lock, and make the folder if it does not exist. Does nothing if this object has it already."""
-        if self._identity is not None:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        holder = self._path.read_text(errors="replace").strip()[:1000] if self._path.is_file() else ""
-        try:
-            self._held = take_lock(self._path)
-        except BlockingIOError:
-            got = f"{self._folder}, which {holder or 'another process'} trains"
-            hint = "wait until it ends, or stop it"
-            raise BlockingIOError(sentence("run", got, "a run that nobody trains", hint)) from None
-        with suppress(OSError):  # a full disk will be noticed by what matters more
-            self._path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._identity = self._path.stat()
-
-    def release(self) -> None:
-        """Give the lock back; does nothing if this object does not have it."""
-        if self._held is not None:
-            self._held.release()
-        self._held = self._identity = None
-
-    def require_in_place(self) -> None:
-        """Raise FileNotFoundError if the folder that was locked is no longer there under its name."""
-        if self._identity is None:
-            return
-        try:
-            if os.path.samestat(os.stat(self._path), self._identity):
-                return
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError:
-            return  # a network that does not answer just now says nothing about the folder
-        got = f"{self._folder}, which was removed, moved or replaced while it was trained"
-        raise FileNotFoundError(sentence("run", got, "a folder that stays until its training ends"))
 
 
 class RunFolder:
@@ -99,7 +27,7 @@ class RunFolder:
     checkpoints/    step-*.safetensors, best.safetensors; of several ranks step-*/, best-*/
     summary.json    the results, versions and hardware, written with each checkpoint and at the end
     figures/        what `recurra plot` draws
-    .lock           held by the process that trains the run (see `RunLock`)
+    .lock           held by the process that trains the run, whose name is in it
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -112,7 +40,9 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
         self.figures = self.path / "figures"
-        self._lock = _RunLock(self.path)
+        self._lock = self.path / ".lock"
+        self._held: FileLock | None = None
+        self._identity: os.stat_result | None = None
 
     def require_new(self) -> None:
         """Raise FileExistsError if the folder already contains a run."""
@@ -130,24 +60,47 @@ class RunFolder:
     def lock(self) -> None:
         """Make this the only process that trains the run, and remove what killed ones left half written.
 
-        Raises:
-            BlockingIOError: another process trains it.
+        Where the file system has no locks, every process may train it. Raises BlockingIOError if another one does.
         """
-        self._lock.acquire()
-        if not self._lock.exclusive:
+        if self._identity is not None:
             return
-        own = (self.config, self.tokenizer, self.classes, self.metrics, self.summary)
+        self.path.mkdir(parents=True, exist_ok=True)
+        holder = self._lock.read_text(errors="replace").strip()[:1000] if self._lock.is_file() else ""
+        try:
+            self._held = take_lock(self._lock)
+        except BlockingIOError:
+            got = f"{self.path}, which {holder or 'another process'} trains"
+            hint = "wait until it ends, or stop it"
+            raise BlockingIOError(sentence("run", got, "a run that nobody trains", hint)) from None
+        with suppress(OSError):  # a full disk will be noticed by what matters more
+            self._lock.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._identity = self._lock.stat()
+        if self._held is None:
+            return
+        own = {file.name for file in (self.config, self.tokenizer, self.classes, self.metrics, self.summary)}
         for temporary, name in [*leftovers(self.path), *leftovers(self.checkpoints)]:
-            if temporary.parent == self.checkpoints or name in {file.name for file in own}:
+            if temporary.parent == self.checkpoints or name in own:
                 discard(temporary)
 
     def unlock(self) -> None:
         """Let other processes train the run."""
-        self._lock.release()
+        if self._held is not None:
+            self._held.release()
+        self._held = self._identity = None
 
     def require_in_place(self) -> None:
-        """Raise FileNotFoundError if the folder went away since `lock`."""
-        self._lock.require_in_place()
+        """Raise FileNotFoundError if the folder was removed, moved or replaced since `lock`."""
+        if self._identity is None:
+            return
+        try:
+            if os.path.samestat(os.stat(self._lock), self._identity):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            return  # a network that does not answer just now says nothing about the folder
+        got = f"{self.path}, which was removed, moved or replaced while it was trained"
+        raise FileNotFoundError(sentence("run", got, "a folder that stays until its training ends"))
 
     def write_config(self, text: str) -> None:
         """Write config.yaml, and make the folder if it does not exist."""
@@ -159,14 +112,8 @@ class RunFolder:
         write_json(self.summary, summary)
 
     def read_summary(self) -> dict[str, Any]:
-        """Read summary.json.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is damaged.
-        """
-        content = read_json(self.summary, allow_nan=True, hint=_SUMMARY_AGAIN)
-        require_fields(content, _SUMMARY_TYPES, str(self.summary), finite=False)
+        """Read summary.json. Raises OSError, and ValueError if it is damaged."""
+        content: dict[str, Any] = read_json(self.summary, allow_nan=True, hint=_SUMMARY_AGAIN)
         return content
 
 

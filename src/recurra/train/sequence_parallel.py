@@ -111,15 +111,7 @@ def _outermost_mixers(module: nn.Module) -> Iterator[Mixer]:
 
 
 def _entering_state(product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
-    """Return the state that enters this rank's piece, where every piece maps states as h -> product h + last.
-
-    One `all_gather` forward and one backward.
-
-    Args:
-        product: of this piece's transitions, of a shape that broadcasts to the state's.
-        last: the state after this piece when it starts from zeros.
-        start: the state before the whole sequence; only the first rank's counts.
-    """
+    """Return the state that enters this rank's piece, where every piece maps states as h -> product h + last."""
     shared: Tensor = _Entering.apply(product.expand(last.shape).to(last.dtype), last, start.to(last.dtype), pieces)
     return shared
 
@@ -152,16 +144,7 @@ class _Entering(torch.autograd.Function):
 
 
 def _passed_on(call: Callable[[Any], tuple[Tensor, Any]], state: Any, pieces: Pieces) -> tuple[Tensor, Any]:
-    """Compute a piece once the piece before it has been computed, and hand its state to the next.
-
-    Args:
-        call: computes the piece from the state that enters it, and returns its output and the state that leaves it.
-        state: the state before the whole sequence, None for its start; only the first rank's counts.
-        pieces: the ranks.
-
-    Returns:
-        the output of `call`, through which gradients reach the other pieces, and the state that leaves the piece.
-    """
+    """Compute a piece once the piece before it has been computed, and hand its state to the next."""
     link = None
     if pieces.rank > 0:
         link, state = _receive(pieces)

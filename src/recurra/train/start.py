@@ -13,7 +13,7 @@ from recurra.checks import sentence
 from recurra.convert.portable import load_single_file
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface, model_type_of, without_unused_tokens
 from recurra.data.batches import DataSet
-from recurra.data.shards import ENCODERS
+from recurra.data.corpus import ENCODERS
 from recurra.data.tokenizers import TextEncoder
 from recurra.train.checkpoint import load_weights, scored_weights
 from recurra.train.distributed import Ranks, is_first_launched
@@ -31,10 +31,8 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
 
     Args:
         model: changed in place.
-        path: the folder of a run (its best checkpoint), a checkpoint of a run, a single file (.safetensors), or
-            a folder of a published model that `recurra convert` reads.
-        encoder: of the text that the model is trained on, whose numbers have to mean the words that they meant; None
-            takes any.
+        path: a run's folder (its best checkpoint), a checkpoint, a single file (.safetensors), or a published model.
+        encoder: of the text that the model is trained on; None takes any.
 
     Returns:
         a line that says what was done.
@@ -42,15 +40,14 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
     place = Path(path).expanduser()
     if not place.exists():
         raise FileNotFoundError(sentence("init_from", f"{place}, which does not exist", _READ))
-    weights, shape, what, tokenizer = _read(place)
+    weights, theirs, what, tokenizer = _read(place)
     config: Any = model.config
-    ours, sizes = asdict(config), config.sizes_from_data()
+    ours, sizes = _shape(config), config.sizes_from_data()
     differing = [
         f"{name} {value!r}, not {ours[name]!r}"
-        for name, value in shape.items()
+        for name, value in theirs.items()
         if name in ours
-        and "dropout" not in name
-        and _undropped(value) != _undropped(ours[name])
+        and _undropped(value) != ours[name]
         and not (value is None and name in sizes)  # a run's recipe, whose data gave it
     ]
     if differing:
@@ -74,8 +71,15 @@ def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextE
         return scored_weights(saved), saved["config"]["model"], what, _tokenizer_of(file, saved["config"]["data"])
     else:
         raise ValueError(sentence("init_from", f"{place}, which is none of these", _READ))
-    shape = asdict(portable.model.config)  # type: ignore[call-overload]
-    return portable.model.state_dict(), shape, str(place), portable.tokenizer
+    return portable.model.state_dict(), _shape(portable.model.config), str(place), portable.tokenizer
+
+
+def _shape(config: Any) -> dict[str, Any]:
+    """A model's settings as YAML has them, without dropouts; by default there are as many outputs as tokens."""
+    shape = _undropped(asdict(config))
+    if "output_size" in shape and shape["output_size"] is None:
+        shape["output_size"] = shape["vocab_size"]
+    return dict(shape)
 
 
 def _tokenizer_of(checkpoint: Path, data: Mapping[str, Any]) -> TextEncoder | None:
@@ -85,7 +89,7 @@ def _tokenizer_of(checkpoint: Path, data: Mapping[str, Any]) -> TextEncoder | No
 
 
 def _undropped(value: Any) -> Any:
-    """A setting as YAML has it, without the dropouts of mixers, which stand in dicts, in lists for several mixers."""
+    """A setting as YAML has it, without the dropouts in it."""
     if isinstance(value, Mapping):
         return {name: _undropped(item) for name, item in value.items() if "dropout" not in name}
     return [_undropped(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -171,5 +175,5 @@ def _describe(trainer: Trainer) -> None:
     """Write what a run is into its folder: its configuration and its tokenizer or classes."""
     task = trainer.experiment.task
     task.check_extras(trainer.data)
+    task.save_extras(trainer.data, trainer.folder)  # first: what has a configuration is a run
     trainer.folder.write_config(to_yaml(trainer.experiment))
-    task.save_extras(trainer.data, trainer.folder)

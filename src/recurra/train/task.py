@@ -1,16 +1,14 @@
 """Tasks: everything that the rest of the package asks about a kind of data.
 
-A task names the configuration of its data and the models that read them, opens the data, writes what belongs beside a
-run, scores a run and draws its figures. A new kind of data is one file in `recurra.train.tasks`: a configuration and a
-class with `@register_task(name)`. In recipes it is then `experiment: NAME`, and `experiment: NAME-MODEL` with another
-model than its default one.
+A new kind of data is one file in `recurra.train.tasks`: a configuration, and a class with `@register_task(name)`. In
+recipes it is then `experiment: NAME`, and `experiment: NAME-MODEL` with another model than its default one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import nn
 
@@ -18,6 +16,7 @@ from recurra.checks import sentence
 from recurra.data.batches import Batch, DataSet
 from recurra.models.registry import DataSizes, ModelEntry, VideoSizes, find_model, list_models
 from recurra.registry import Registry
+from recurra.train.evaluate import best_temperature, evaluate
 from recurra.train.metrics import Unit
 from recurra.train.run_folder import RunFolder
 
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from recurra.train.experiment import Experiment
 
 _TaskClass = TypeVar("_TaskClass", bound="type[Task]")
-
-
-@runtime_checkable
-class _DataConfig(Protocol):
-    """A configuration that builds a data set."""
-
-    def build(self, *, rank: int = 0, world_size: int = 1) -> DataSet:
-        """Make or open the data set."""
-        ...
 
 
 class Task:
@@ -72,12 +62,7 @@ class Task:
         return made
 
     def open_data(self, data: Any, folder: RunFolder, *, rank: int = 0, world_size: int = 1) -> DataSet:
-        """Open the data of a run, under the names that it has learned: its vocabulary, its classes.
-
-        Raises:
-            OSError: the data are not where the configuration says.
-            ValueError: they cannot be read, or are not those of the run.
-        """
+        """Open the data of a run, with the vocabulary or classes that it has learned."""
         return self.build_data(data, rank=rank, world_size=world_size)
 
     def sizes(self, data: Any, opened: Any) -> DataSizes | VideoSizes:
@@ -93,15 +78,9 @@ class Task:
         raise ValueError(sentence("experiment", experiment.experiment, "one over text", "--vocabulary is for these"))
 
     def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
-        """Load trained weights into a fresh model, changed in place, and return a line that says where they are from.
+        """Load the weights of `init_from` into a fresh model, and return a line that says where they are from.
 
-        Args:
-            model: the model.
-            path: the experiment's `init_from`.
-            data: what it is trained on, whose vocabulary the weights have to have; None takes any.
-
-        Raises:
-            ValueError: the weights cannot be read, or do not fit.
+        `data` are what it is trained on, whose vocabulary the weights must have; None takes any. Raises ValueError.
         """
         raise NotImplementedError
 
@@ -145,7 +124,7 @@ class Task:
         raise NotImplementedError
 
     def score_by_span(self, run: Any) -> Any:
-        """Score by memory span (`train.evaluate.evaluate_by_span`). Raises ValueError for data without spans."""
+        """Score by memory span. Raises ValueError for data without spans."""
         raise self.refusal(run, "on Memory Horizon")
 
     def best_temperature(self, run: Any) -> float:
@@ -154,7 +133,7 @@ class Task:
 
     # --- figures ---
 
-    def curve(self, records: Sequence[dict[str, str]]) -> None:
+    def curve(self, records: Sequence[dict[str, Any]]) -> None:
         """Add to the records of a log what else its curves show."""
 
     @property
@@ -177,6 +156,25 @@ class Task:
     def refusal(self, run: Any, wanted: str) -> ValueError:
         """Say that a run is not of the kind that is wanted."""
         return ValueError(sentence("run", f"{run.folder.path}, a run of {run.experiment.experiment}", f"one {wanted}"))
+
+
+class TokenTask(Task):
+    """A task whose data are tokens and targets."""
+
+    def sizes(self, data: Any, opened: Any) -> DataSizes:
+        """Return the numbers of tokens and of targets."""
+        return DataSizes(opened.vocab_size, opened.output_size)
+
+    def score(
+        self, run: Any, split: str, temperature: float | None, observe: Callable[..., None] | None = None
+    ) -> dict[str, Any]:
+        """Score a run on a split; `observe` sees every batch with its predictions."""
+        divisor = 1.0 if temperature is None else temperature
+        return evaluate(run.model, run.data.source(split), temperature=divisor, observe=observe)._asdict()
+
+    def best_temperature(self, run: Any) -> float:
+        """Find the temperature with the lowest validation loss."""
+        return best_temperature(run.model, run.data.source("valid"))
 
 
 _tasks: Registry[Task] = Registry("task", "recurra.train.tasks", "recurra.video")

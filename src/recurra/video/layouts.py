@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from recurra.checks import choose, require, require_choice, sentence
 from recurra.data.batches import SPLITS, Split
-from recurra.data.files import Cache, item_progress
+from recurra.data.files import Cache, progress
 from recurra.files.reading import read_json, read_text
 from recurra.registry import Registry
 from recurra.video.reader import VideoError, VideoInfo, probe_video
@@ -385,7 +385,7 @@ def _findings(paths: list[Path], workers: int, store: Cache) -> list[VideoInfo |
     }
 
     def write(out: Any) -> None:
-        with item_progress("checking the videos", len(paths)) as count, ThreadPoolExecutor(max(1, workers)) as pool:
+        with progress("checking the videos", len(paths)) as count, ThreadPoolExecutor(max(1, workers)) as pool:
             looked = []
             for finding in pool.map(_look_at, paths):
                 looked.append(finding)

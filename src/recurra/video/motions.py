@@ -23,7 +23,7 @@ from jaxtyping import UInt8
 
 from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
 from recurra.data.batches import MOTIONS, random_generator
-from recurra.data.files import item_progress, user_cache_folder
+from recurra.data.files import progress, user_cache_folder
 from recurra.files.digests import read_stamped, write_stamped
 from recurra.video.data import VideoConfig, VideoData
 from recurra.video.reader import VideoInfo, require_av
@@ -155,7 +155,7 @@ def write_motions(
     try:
         names = _class_names(list(_DIRECTIONS)[:n_motions], label)
         lines = []
-        with item_progress("writing the videos", n_videos) as count:
+        with progress("writing the videos", n_videos) as count:
             for number in range(n_videos):
                 random = random_generator(seed, MOTIONS, number)
                 first, second = (int(motion) for motion in random.integers(0, n_motions, size=2))

@@ -43,13 +43,10 @@ class VideoTask(Task):
     drawn_scores = ("confusion", "class_accuracies")
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse poses for a model that does not learn from them, and a loss of classes alone for one that does."""
+        """Refuse poses for a model that does not learn from them."""
         model: Any = find_experiment(experiment.experiment)[1].model
         if not _learns_from_poses(model):
             require(getattr(experiment.data, "poses", None) is None, "data.poses", "a folder", "null but for PI-ViT")
-            return
-        q = experiment.training.generalised_cross_entropy
-        require(not q, "training.generalised_cross_entropy", q, "0 for PI-ViT, whose loss is not of classes alone")
 
     def open_data(self, data: Any, folder: RunFolder, *, rank: int = 0, world_size: int = 1) -> DataSet:
         """Open the videos, which have to have the classes of the run."""

@@ -12,7 +12,7 @@ import torch
 
 from recurra.convert.huggingface.folder import save_folder
 from recurra.convert.portable import PortableModel
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 
 pytestmark = pytest.mark.skipif(

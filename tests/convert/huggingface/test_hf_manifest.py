@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from recurra.convert.huggingface.folder import load_folder, save_folder
 from recurra.convert.portable import PortableModel
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.files.digests import MANIFEST, read_manifest, stamped
 
 WORDS = Vocabulary.from_text([" ".join(f"w{number}" for number in range(VOCABULARY - 2))])

@@ -7,8 +7,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
-from recurra.data.tokenizers import BytePairEncoding
-from recurra.data.vocabulary import Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 TEXT = "a cat and a dog\nthe dog saw  a cat in the garden \nnaïve façade — 日本語 🙂 <unk>\n\n" * 4
 ENCODERS = {"words": Vocabulary.from_text([TEXT]), "bpe": BytePairEncoding.train([TEXT], 290)}

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from recurra.train.checkpoint import CheckpointError
 from recurra.train.figures import _curve_rows, draw_runs, gates_of
@@ -33,17 +32,6 @@ def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path)
     assert all(file.stat().st_size > 1000 for file in files)
 
 
-def test_gates_of_windows_with_a_context_are_those_of_a_whole_one(copies):
-    """The first window has no tokens before it, and padding behind."""
-    words = ["--data.eval_stride", "2", "--data.eval_context", "6", "--data.eval_batch_size", "5"]
-    run = open_run(copies["text"], overrides=words)
-    first = run.data.source("test").batch(0, 0).inputs
-    tokens = gates_of(run).tokens
-    assert tokens.shape == (1, 8)
-    assert any(torch.equal(tokens[0], row) for row in first[1:])
-    assert gates_of(open_run(copies["text"])).tokens.shape == (1, 4)
-
-
 def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_another_is_given(copies):
     (copies["video"] / "eval-test.json").write_text(
         '{"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}}'
@@ -66,22 +54,16 @@ def test_curves_with_a_loss_whose_perplexity_overflows_are_drawn(copies, tmp_pat
     assert draw_runs([run], tmp_path / "all")
 
 
-def test_a_run_without_a_log_is_drawn_without_curves(copies, tmp_path):
-    for name in ("text", "horizon"):
-        (copies[name] / "log.jsonl").unlink()
-    files = draw_runs([open_run(copies["text"]), open_run(copies["horizon"])], tmp_path / "all")
-    stems = {file.stem for file in files}
-    assert stems == {"gate-magnitudes", "gate-phases", "magnitude-activations", "accuracy-by-span"}
-
-
 def test_scores_of_another_checkpoint_are_not_drawn(copies):
     scores = '"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}'
     file = copies["video"] / "eval-test.json"
     file.write_text(f'{{{scores}, "checkpoint": "last", "step": 2}}')
-    with pytest.raises(ValueError, match=r"scored with the checkpoint last; expected scores of best: score the run a"):
+    with pytest.raises(
+        ValueError, match=r"scored with the checkpoint last; expected scores of its best checkpoint: score"
+    ):
         draw_runs([open_run(copies["video"])])
     file.write_text(f'{{{scores}, "checkpoint": "best", "step": 999}}')
-    with pytest.raises(ValueError, match=r"was scored at step 999; its best checkpoint is now of step"):
+    with pytest.raises(ValueError, match=r"is scored at step 999; its best checkpoint is now of step"):
         draw_runs([open_run(copies["video"])])
 
 

@@ -1,13 +1,10 @@
 """Gradients between the segments of a run's model."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from recurra.analysis.gradient_flow import measure_gradient_flow
-from recurra.train.figures import measure_gradients, measured_tokens, write_gradients
+from recurra.train.figures import measure_gradients, measured_tokens
 from recurra.train.run import open_run
 
 N = 4
@@ -37,16 +34,6 @@ def test_the_memory_is_that_of_the_warm_up(run, warm_up):
     # the warm-up runs without a gradient there, so that the RNN's steps are not those of the kernels
     torch.testing.assert_close(found.total, expected.total, rtol=1e-6, atol=0)
     assert shown
-
-
-def test_every_number_is_written(run):
-    flow = measure_gradients(run, measured_tokens(run, segments=2, warm_up=0), warm_up=0)
-    path = write_gradients(run, {"segments": 2}, flow)
-    assert path == Path("runs/toy-crt/gradients.json")
-    written = json.loads(path.read_text())
-    assert written["segments"] == 2
-    torch.testing.assert_close(torch.tensor(written["total"]).double(), flow.total, rtol=1e-5, atol=0)
-    assert written["steps"]["norms"] == pytest.approx(flow.steps.norms.tolist())
 
 
 @pytest.mark.parametrize(

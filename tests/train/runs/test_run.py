@@ -8,12 +8,10 @@ import pytest
 import torch
 
 import recurra
-from recurra.data.memory_horizon import MemoryHorizon
-from recurra.data.text import TextConfig, TextData
+from recurra.data.text import TextConfig
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, scored_weights
 from recurra.train.recipe import RecipeError
 from recurra.train.run import Run, open_run, score_run
-from recurra.video.data import VideoData
 
 LAZY = {"_loaded", "tokenizer", "class_names", "data", "scores", "changes"}
 
@@ -63,28 +61,6 @@ def test_a_text_run_needs_no_corpus_and_a_video_run_no_videos(there, tmp_path):
     assert "data" not in loaded(video)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         _ = text.data
-
-
-def test_the_data_are_those_of_the_configuration(there):
-    text, horizon, video = (open_run(f"runs/{name}") for name in ("text", "horizon", "video"))
-    assert isinstance(text.data, TextData)
-    assert text.data.corpus.encoder.fingerprint == text.tokenizer.fingerprint
-    assert isinstance(horizon.data, MemoryHorizon)
-    assert horizon.data.output_size == 7
-    assert isinstance(video.data, VideoData)
-    assert tuple(video.data.class_names) == video.class_names
-
-
-def test_older_runs_take_tokenizer_and_classes_from_their_data(there, tmp_path):
-    text, video = copy_of("text", tmp_path), copy_of("video", tmp_path)
-    (text / "tokenizer.json").unlink()
-    (video / "classes.txt").unlink()
-    assert open_run(text).tokenizer.fingerprint == open_run("runs/text").tokenizer.fingerprint
-    assert open_run(text).model.config.vocab_size == 8
-    assert open_run(video).class_names == open_run("runs/video").class_names
-    assert open_run(video).model.config.n_classes == 4
-    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json and a corpus that cannot be read.*--data.path"):
-        _ = open_run(text, overrides=["--data.path", "nowhere"]).tokenizer
 
 
 def renamed_corpus(folder: Path) -> Path:
@@ -146,13 +122,6 @@ def test_a_config_of_another_model_than_the_checkpoint_is_refused(there, tmp_pat
     assert open_run(copy).step == 2  # how it was trained is no part of the model
 
 
-def test_overrides_are_in_the_experiment_and_lengths_among_the_changes(there):
-    assert open_run("runs/text").changes == {}
-    run = open_run("runs/text", overrides=["--data.segment_length", "3", "--data.path", "elsewhere"])
-    assert (run.experiment.data.segment_length, run.experiment.data.path) == (3, "elsewhere")
-    assert run.changes == {"data.segment_length": 3}
-
-
 def test_scores_are_those_in_the_folder(there, tmp_path):
     copy = copy_of("text", tmp_path)
     assert open_run(copy).scores == {}
@@ -177,7 +146,3 @@ def test_a_folder_without_a_run_and_impossible_overrides_are_refused_at_once(the
         open_run(tmp_path)
     with pytest.raises(RecipeError, match=r"data.segment is an unknown key.*data.segment_length"):
         open_run("runs/text", overrides=["--data.segment", "3"])
-
-
-def test_it_says_what_it_is(there):
-    assert repr(open_run("runs/text")) == "Run('runs/text', experiment='text', checkpoint='best')"

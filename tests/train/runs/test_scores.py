@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recurra.train.evaluate import evaluate
-from recurra.train.run import _score_file, find_scores, open_run, read_scores, score_by_span, score_run, write_scores
+from recurra.train.run import _score_file, find_scores, open_run, score_by_span, score_run, write_scores
 from recurra.train.run_folder import RunFolder
 
 
@@ -56,18 +56,7 @@ def test_scores_are_written_by_split_and_changes_and_read_again(there, tmp_path)
     }
 
 
-def test_a_file_of_scores_stays_in_the_folder(tmp_path):
-    """Whatever was changed: a path among the values is no path of the file."""
-    changes = {"init_from": "/elsewhere/best.pt", "data.protocol": "..\\xs"}
-    file = _score_file(RunFolder(tmp_path), "test", changes)
-    assert file == tmp_path / "eval-test-init_from--elsewhere-best.pt-protocol-..-xs.json"
-
-
 def test_scores_that_are_missing_say_the_command_that_measures_them(tmp_path):
     folder = RunFolder(tmp_path / "my run")
     with pytest.raises(ValueError, match=r"recurra eval '.*/my run' --model\.mem_len null --data\.path 'a b'$"):
         find_scores(folder, "test", {"model.mem_len": None, "data.path": "a b"})
-
-
-def test_a_folder_without_scores_has_none(tmp_path):
-    assert read_scores(RunFolder(tmp_path)) == {}

@@ -9,14 +9,8 @@ from tests.train.runs.conftest import RECIPES
 
 from recurra.data.text import TextConfig
 from recurra.train.recipe import find_recipe, read_family, recipe_names
-from recurra.train.run_folder import RunFolder
 from recurra.train.start import default_run_folder, resume_run, start_run
-from recurra.video.task import VideoTask, read_classes
-
-
-def test_the_default_folder_tells_recipes_of_one_name_apart():
-    assert default_run_folder("recipes/ptb/gateloop.yaml") == Path("runs/ptb-gateloop")
-    assert default_run_folder("recipes/ptb/transformers.yaml#crt-gru") == Path("runs/ptb-crt-gru")
+from recurra.video.task import VideoTask
 
 
 def test_no_two_recipes_share_a_default_folder():
@@ -92,17 +86,6 @@ def test_a_run_does_not_resume_with_other_classes(there, tmp_path):
     with pytest.raises(ValueError, match=r"videos of other classes; expected those in .*classes.txt"):
         resume_run(run)
     assert (run / "classes.txt").read_text().splitlines() == names[::-1]
-
-
-@pytest.mark.parametrize("name", ["می\u200cرود", "drink\u00a0water", "飲む\u3000水", "👩\u200d🍳"])
-def test_classes_have_names_of_any_letters(there, tmp_path, name):
-    run = Path(shutil.copytree("runs/video", tmp_path / "video"))
-    (run / "classes.txt").write_text(f"{name}\nother\n", encoding="utf-8")
-    assert read_classes(RunFolder(run)) == (name, "other")
-    for content in (f"{name}\n{name}\n", f"{name}\n\n", f"{name}\n \n", "a\tb\n", ""):
-        (run / "classes.txt").write_text(content, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"classes.txt is damaged"):
-            read_classes(RunFolder(run))
 
 
 def test_a_class_whose_name_is_no_line_is_refused():

@@ -46,7 +46,6 @@ def test_a_new_generated_task_is_one_file(run_python):
     words = ["--training.tensorboard=false", "--training.accelerator=cpu", "--data.batch_size=4"]
     assert main(["train", "copy.yaml", "--run", "run", *words]) == 0
     assert main(["eval", "run"]) == 0
-    assert main(["plot", "run"]) == 0
     run = open_run("run")
     print("scored", sorted(run.scores["test"])[-3:], run.model.config.vocab_size)
     """

@@ -9,14 +9,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from recurra.checks import kind_of, sentence
 from recurra.data.tokenizers import (
+    EOS,
     MOST_TOKENIZER_BYTES,
+    UNK,
     BytePairEncoding,
     TextEncoder,
+    Vocabulary,
     library_errors,
     parse_tokenizer,
     tokenizer_of,
 )
-from recurra.data.vocabulary import EOS, UNK, Vocabulary
 from recurra.files.reading import read_text
 from recurra.streams.continuation import encode_first, first_tokens
 

@@ -25,7 +25,7 @@ from recurra.data.batches import (
     require_step,
 )
 from recurra.train.evaluate import scaled_accuracy
-from recurra.train.tasks.tokens import TokenTask
+from recurra.train.task import TokenTask
 
 _Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
 """Called with the source of chance, the number of sequences and their length; returns tokens (B, L), and either targets
@@ -36,11 +36,7 @@ _PACES = ("linear", "geometric")
 
 
 class _Lengths(NamedTuple):
-    """The lengths of sequences: drawn from `shortest` to a longest that grows from `longest` to `final`.
-
-    growth: the epochs in which it grows, after `hold` epochs in which it does not. pace: one of `PACES`, by the same
-    number of tokens in every epoch or by the same factor.
-    """
+    """The lengths of sequences: drawn from `shortest` to a longest that grows from `longest` to `final`."""
 
     shortest: int
     longest: int
@@ -60,16 +56,7 @@ class _Lengths(NamedTuple):
 
 
 class _DrawnSource:
-    """Batches of independent sequences, drawn anew for every step of every epoch; all of a batch have one length.
-
-    What a step reads depends on (seed, split, epoch, step) alone. Sequences are dealt to the ranks in order.
-
-    In pieces, sequences of one length are read over several steps, which continue one another.
-
-    draw: makes them. lengths: theirs. n_batches: batches of whole sequences in an epoch. batch_size: sequences in a
-    step over all ranks together; the attribute of the same name counts those on this rank. piece: tokens that a step
-    reads of each sequence; None for all. Then `lengths` must allow one length only.
-    """
+    """Batches of independent sequences, drawn anew for every step of every epoch; all of a batch have one length."""
 
     def __init__(
         self,
@@ -119,11 +106,7 @@ class _DrawnSource:
 
 
 class _LevelledDrawnSource(_DrawnSource):
-    """Drawn batches whose longest length grows from level to level, and not with the epochs.
-
-    draw, lengths, options: of `DrawnSource`; the epochs in which `lengths` would grow are the levels. level_loss: the
-    mean training loss of an epoch, in nats per target, below which a level is learned.
-    """
+    """Drawn batches whose longest length grows from level to level, and not with the epochs."""
 
     def __init__(self, draw: _Draw, lengths: _Lengths, *, level_loss: float, **options: Any) -> None:
         super().__init__(draw, lengths, **options)
@@ -224,7 +207,7 @@ class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists ke
         """Return how to draw the sequences."""
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "_GeneratedData":
-        """Make the data set; nothing is drawn yet. Raises ValueError if `world_size` does not divide `batch_size`."""
+        """Make the data set; nothing is drawn yet."""
         return _GeneratedData(self, rank=rank, world_size=world_size)
 
 
@@ -264,7 +247,6 @@ class GeneratedTask(TokenTask):
     """Scored also by accuracy between chance, which is 0, and 1."""
 
     def score(self, run: Any, split: str, temperature: float | None, observe: Any = None) -> dict[str, Any]:
-        """Score a run on a split."""
         measured = super().score(run, split, temperature, observe)
         if measured["accuracy"] is not None:
             measured["scaled_accuracy"] = scaled_accuracy(measured["accuracy"], run.data.n_answers)

@@ -5,8 +5,7 @@ from typing import Any
 from recurra.data.memory_horizon import MemoryHorizonConfig, SpanAccuracy, memory_spans
 from recurra.train.evaluate import AroundResets, EvaluationResult, evaluate_by_span
 from recurra.train.experiment import Experiment
-from recurra.train.task import register_task
-from recurra.train.tasks.tokens import TokenTask
+from recurra.train.task import TokenTask, register_task
 
 
 @register_task("memory-horizon")
@@ -17,7 +16,6 @@ class MemoryHorizonTask(TokenTask):
     has_spans = True
 
     def explored(self, run: Any) -> dict[str, Any]:
-        """Say which tokens are numbers, which is the reset, and what targets are taken modulo."""
         data = run.experiment.data
         return {
             "kind": "memory-horizon",
@@ -27,23 +25,19 @@ class MemoryHorizonTask(TokenTask):
         }
 
     def n_steps(self, experiment: Experiment) -> int:
-        """Count the steps of a sequence."""
         length: int = experiment.data.sequence_length
         return length
 
     def score(self, run: Any, split: str, temperature: float | None, observe: Any = None) -> dict[str, Any]:
-        """Score a run, also before the first reset and after each."""
         around = AroundResets(run.data.reset_token)
         return super().score(run, split, temperature, around) | around.scores
 
     def score_by_span(self, run: Any) -> tuple[EvaluationResult, SpanAccuracy]:
-        """Score a run on its test split, overall and by memory span."""
         reset_token = run.data.reset_token
         return evaluate_by_span(
             run.model, run.data.source("test"), lambda tokens: memory_spans(tokens, reset_token=reset_token)
         )
 
     def reset_token(self, run: Any) -> int:
-        """Return the reset token."""
         token: int = run.data.reset_token
         return token

@@ -1,4 +1,4 @@
-"""Recall from context: pairs of keys and values, whose keys come again (MQAR)."""
+"""Recall from context: keys and values (MQAR), and induction heads."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,22 +22,7 @@ def _associative_recall(
     power: float = 0.01,
     random_filler: bool = True,
 ) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, "B L"]]:
-    """Draw multi-query associative recall: n_pairs keys with their values, then every key once more.
-
-    As in Arora et al., "Zoology: measuring and improving recall in efficient language models" (2024): keys are the
-    lower half of the vocabulary without token 0, values the upper half. After the pairs every key stands once, at gaps
-    that follow a power law, and its target is its value. The places between hold random tokens, or token 0, as in the
-    paper's figure 2. All other targets are -1.
-
-    Args:
-        random: the source of chance.
-        batch_size: the number of sequences.
-        length: tokens of a sequence, even.
-        n_pairs: pairs in each; at most a quarter of the length.
-        vocab_size: tokens in all; more than twice n_pairs.
-        power: the exponent of the gaps' law; small values put queries near the pairs.
-        random_filler: whether the places between hold random tokens; if not, they hold token 0.
-    """
+    """Draw multi-query associative recall: n_pairs keys with their values, then every key once more."""
     require(length % 2 == 0, "length", length, "an even number of tokens")
     require(4 * n_pairs <= length, "n_pairs", n_pairs, f"at most {length // 4}, a quarter of the length")
     half = vocab_size // 2
@@ -99,7 +84,6 @@ class RecallConfig(GeneratedConfig):
         require(self.final_length is None, "data.final_length", self.final_length, "null: recall has one length")
 
     def make(self) -> Sequences:
-        """Return how to draw the sequences."""
         draw = partial(
             _associative_recall, n_pairs=self.n_pairs, vocab_size=self.vocabulary, random_filler=self.random_filler
         )
@@ -111,3 +95,47 @@ class Recall(GeneratedTask):
     """Multi-query associative recall."""
 
     data = RecallConfig
+
+
+# --- induction heads ---
+
+
+def _induction(
+    random: np.random.Generator, batch_size: int, length: int, *, vocab_size: int
+) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, " B"]]:
+    """Draw the induction-heads task: a special token, and what comes after it the first time."""
+    require(length >= 3, "length", length, "at least 3")
+    tokens = random.integers(0, vocab_size, (batch_size, length))
+    places = random.integers(0, length - 2, batch_size)
+    rows = np.arange(batch_size)
+    tokens[rows, places] = tokens[:, -1] = vocab_size
+    return tokens, tokens[rows, places + 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InductionConfig(GeneratedConfig):
+    """Induction heads, in the sizes of Gu and Dao, "Mamba" (2023)."""
+
+    shortest: ClassVar[int] = 3
+
+    vocabulary: int = 16
+    """Ordinary tokens; the special one comes besides."""
+    min_length: int = 256
+    max_length: int = 256
+    eval_min_length: int = 256
+    eval_max_length: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole_number(1, **fields_of(self, "data", "vocabulary"))
+
+    def make(self) -> Sequences:
+        n_tokens = self.vocabulary + 1
+        return Sequences(partial(_induction, vocab_size=self.vocabulary), n_tokens, n_tokens, self.vocabulary)
+
+
+@register_task("induction")
+class Induction(GeneratedTask):
+    """Induction heads."""
+
+    data = InductionConfig

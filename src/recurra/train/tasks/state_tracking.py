@@ -34,16 +34,7 @@ def _parity(random: np.random.Generator, batch_size: int, length: int) -> tuple[
 def _modular_arithmetic(
     random: np.random.Generator, batch_size: int, length: int
 ) -> tuple[np.ndarray, Int[np.ndarray, " B"]]:
-    """Draw sums, differences and products without brackets, such as 3 + 1 * 4 - 2 =, and their values modulo 5.
-
-    Products come before sums. A sequence has `length` tokens with the equals sign, one fewer if that is odd: digits and
-    operators alternate.
-
-    Args:
-        random: the source of chance.
-        batch_size: the number of sequences.
-        length: tokens of a sequence, at least 2.
-    """
+    """Draw sums, differences and products without brackets, such as 3 + 1 * 4 - 2 =, and their values modulo 5."""
     n_digits = length // 2
     tokens = np.empty((batch_size, 2 * n_digits), dtype=np.int64)
     digits = tokens[:, ::2] = random.integers(0, _MODULUS, (batch_size, n_digits))
@@ -61,15 +52,7 @@ def _modular_arithmetic(
 def _bracketed_arithmetic(
     random: np.random.Generator, batch_size: int, length: int
 ) -> tuple[np.ndarray, Int[np.ndarray, " B"]]:
-    """Draw sums, differences and products with nested brackets, such as ( 2 - ( - 1 ) ) =, and their values modulo 5.
-
-    A sequence has exactly `length` tokens with the equals sign.
-
-    Args:
-        random: the source of chance.
-        batch_size: the number of sequences.
-        length: tokens of a sequence, at least 2.
-    """
+    """Draw sums, differences and products with brackets, such as ( 2 - ( - 1 ) ) =, and their values modulo 5."""
     tokens = np.empty((batch_size, length), dtype=np.int64)
     values = np.empty(batch_size, dtype=np.int64)
     for row in range(batch_size):
@@ -79,10 +62,7 @@ def _bracketed_arithmetic(
 
 
 def _bracketed(random: np.random.Generator, length: int) -> tuple[list[int], int]:
-    """Draw an expression of exactly `length` tokens: d, - d, ( d ), ( - d ) or ( left operator right ).
-
-    With a stack of its own: a long expression may nest deeper than Python's calls.
-    """
+    """Draw an expression of exactly `length` tokens: d, - d, ( d ), ( - d ) or ( left operator right )."""
     tokens: list[int] = []
     values: list[int] = []
     todo: list[tuple[str, int]] = [("expression", length)]
@@ -120,14 +100,7 @@ _GROUPS = {"s3": (3, False), "a5": (5, True), "s5": (5, False)}
 def _group_words(
     random: np.random.Generator, batch_size: int, length: int, *, group: str
 ) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, "B L"]]:
-    """Draw words over all elements of a group, and the product of every beginning of them.
-
-    Args:
-        random: the source of chance.
-        batch_size: the number of words.
-        length: elements of a word.
-        group: a key of `GROUPS`.
-    """
+    """Draw words over all elements of a group, and the product of every beginning of them."""
     table = _multiplication_table(group)
     words = random.integers(0, len(table), (batch_size, length))
     products = np.empty_like(words)
@@ -185,7 +158,6 @@ class StateTrackingConfig(GeneratedConfig):
         require_choice(_STATE_TRACKING, **{"data.task": self.task})
 
     def make(self) -> Sequences:
-        """Return how to draw the sequences."""
         return _STATE_TRACKING[self.task]
 
 
