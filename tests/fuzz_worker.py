@@ -320,11 +320,11 @@ def of_decoding(seed, number):
     elif wrong != "right":
         given[wrong] = case.unlike(given[wrong], torch.float64)
     if wrong != "right":
-        return case.refused(lambda: _decoding_linear(**given))
+        return case.refused(lambda: _decoding_linear(*given.values()))
     case.say()
     x = given["x"] if number.is_floating_point else rounded(given["x"])
     exact = wide(x) @ dense.double().t() * given["scale"].double() + given["bias"].double()
-    return case.near("y", _decoding_linear(**given), exact, 1e-4)
+    return case.near("y", _decoding_linear(*given.values()), exact, 1e-4)
 
 
 SINGLE = (torch.float32, torch.complex64)

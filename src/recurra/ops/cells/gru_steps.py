@@ -88,7 +88,8 @@ def forward(
     from recurra.ops.cells.gru_cpu import reset_before
 
     length, size = projected.shape[1], h.shape[1]
-    steps = Steps(*_make(length, h, 2 * size, size, size), _start(length, h))
+    ru, c, reset = _make(length, h, 2 * size, size, size)
+    steps = Steps(ru, c, reset, _start(length, h))
     weights = [in_panels(w.t()) for w in (of_gates, of_candidate)]
     _run(reset_before().forward, steps, _by_time(projected), *weights, *steps)
     return steps
@@ -103,7 +104,8 @@ def forward_after(
     (batch, length, _), size = projected.shape, h.shape[1]
     # a copy in any case: the kernel writes into it, and one step of one sequence needs none to be contiguous
     hidden = bias.detach().float().expand(length, batch, -1).clone(memory_format=torch.contiguous_format)
-    steps = Steps(*_make(length, h, 2 * size, size), hidden, _start(length, h))
+    ru, c = _make(length, h, 2 * size, size)
+    steps = Steps(ru, c, hidden, _start(length, h))
     _run(reset_after().forward, steps, _by_time(projected), in_panels(weight.t()), *steps)
     return steps
 
