@@ -101,7 +101,7 @@ class RelativeAttention(Mixer):
     def with_window(self, window: AttentionWindow) -> None:
         """Change the lengths of the window; states of the old one do not fit the new."""
         self.window = window
-        self.state_layout = RelativeAttentionState(**_specs(self.d_model, self.n_heads * self.d_head, window))  # type: ignore[arg-type]
+        self.state_layout = type(self.state_layout)(**_specs(self.d_model, self.n_heads * self.d_head, window))
 
     def why_not_exportable(self) -> str:
         return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"

@@ -43,7 +43,7 @@ class _NoMemory(nn.Module):
     def weights(self) -> None:
         """Return what the calls of `read` share: nothing."""
 
-    def read(self, y: Tensor, memory: Tensor, weights: None = None) -> Tensor:
+    def read(self, y: Tensor, memory: Tensor, weights: RecurrentWeights | None = None) -> Tensor:
         return memory
 
 
@@ -88,7 +88,7 @@ class _RelativePosition(nn.Module):
     def weights(self) -> None:
         """Return what calls share: nothing."""
 
-    def forward(self, x: Tensor, state: Tensor, weights: None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: Tensor, weights: RecurrentWeights | None = None) -> tuple[Tensor, Tensor]:
         return x, state
 
 
