@@ -16,11 +16,19 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("ops", "mixers", "train", "serve")
 LIMIT = 120  # seconds for the tests of one mutant
-_SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+_SWAPPED: dict[type, Any] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+}
 _MESSAGES = ("print", "sentence", "kind_of", "warn", "warning", "info", "debug", "suppress", "TypeVar")
 
 
