@@ -136,7 +136,7 @@ def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> N
     if y.numel() == 0:
         return
     kind, n_in, n_out = describe_weights(weight, x.shape[-1], scale.numel())
-    x = x.contiguous()
+    x = x.resolve_neg().contiguous()
     vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
     room_size = room_bytes(min(vectors, _TOGETHER), n_in)
     room = x.new_zeros(jobs * room_size // 4)
