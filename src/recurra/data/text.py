@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -160,7 +160,8 @@ class TextData:
 
     def save_tokenizer(self, path: Path) -> None:
         """Write the vocabulary so that `TextConfig.load_tokenizer` can read it. Raises OSError."""
-        self.corpus.encoder.save(path)  # type: ignore[attr-defined] - what `TextConfig.build` makes has it
+        encoder: Any = self.corpus.encoder  # what `TextConfig.build` makes can be saved
+        encoder.save(path)
 
     def source(self, split: Split) -> BatchSource:
         """Return the batches of a split: for training as `sampling` says, for the others all tokens, each once."""

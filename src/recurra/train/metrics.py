@@ -213,7 +213,7 @@ class RunProgress:
             left = TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}"), TimeRemainingColumn()
             epoch = TextColumn("epoch {task.fields[epoch]}")
             self._bar = Progress(epoch, BarColumn(), MofNCompleteColumn(), *left, console=console)
-            fields = {"epoch": "-", "loss": "-", "speed": "-"}
+            fields: dict[str, Any] = {"epoch": "-", "loss": "-", "speed": "-"}
             self._task = self._bar.add_task("train", total=total_steps, completed=first_step, **fields)
             self._bar.start()
 
