@@ -45,13 +45,15 @@ def _transforms() -> bool:
 def has_numbers(*arguments: Any) -> bool:
     """Return whether all tensors have memory that a kernel may read, and nobody records or counts operators.
 
-    A fake tensor has none, nor have a tracer's and a batch; under a dispatch mode, what is made of x may be fake though
-    x is not.
+    A fake tensor, a tracer's tensor and a batch have none, and the memory of a lazy negative or conjugate has other
+    numbers. Under a dispatch mode, what is made of x may be fake though x is not.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return False
     for x in arguments:
-        if isinstance(x, Tensor) and (type(x) not in _PLAIN or x.is_meta or _is_old_batch(x)):
+        if isinstance(x, Tensor) and (
+            type(x) not in _PLAIN or x.is_meta or x.is_neg() or x.is_conj() or _is_old_batch(x)
+        ):
             return False
     return True
 
