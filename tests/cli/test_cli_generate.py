@@ -216,19 +216,6 @@ def test_a_run_keeps_its_tokenizer(runs, name):
     assert not Path(folder.parent / "corpus").exists()
 
 
-def test_older_runs_take_it_from_the_corpus(capsys, runs, tmp_path):
-    run = shutil.copytree(runs["words"], tmp_path / "run")
-    (run / "tokenizer.json").unlink()
-    assert "say where the corpus is with --data.path FOLDER" in failure(capsys, str(run))
-    moved = Path(runs["words"]).parent / "moved"
-    words = ["--prompt", "the", "--max-tokens", "9"]
-    expected = output(capsys, runs["words"], *words).out
-    assert output(capsys, str(run), *words, "--data.path", str(moved)).out == expected
-    # going on with such a run gives it one
-    assert main(["train", "--resume", str(run), "--training.epochs", "3", "--data.path", str(moved)]) == 0
-    assert (run / "tokenizer.json").read_text() == (Path(runs["words"]) / "tokenizer.json").read_text()
-
-
 # --- errors ---
 
 

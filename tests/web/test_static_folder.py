@@ -200,7 +200,7 @@ def test_two_runs_of_one_name_are_refused(runs, tmp_path, capsys):
 def test_what_cannot_be_exported_is_refused(runs, tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     assert main(["export", "web", str(runs / "words"), str(tmp_path)]) == 2
-    assert "which is not empty; expected another name: --force writes into it" in capsys.readouterr().err
+    assert "which is not empty; expected another name: --force overwrites it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert main(["export", "web", str(runs / "words"), str(tmp_path / "mine"), "--force"]) == 2
     assert "which is a file; expected the name of a folder" in " ".join(capsys.readouterr().err.split())

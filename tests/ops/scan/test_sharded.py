@@ -141,6 +141,7 @@ def test_a_group_of_one(problems, backend):
         dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_without_processes():
     with pytest.raises(
         RuntimeError, match=r"not initialised in this process; .* call torch\.distributed\.init_process_group"
