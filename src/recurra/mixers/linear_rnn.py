@@ -76,8 +76,9 @@ class LinearRNNState(NamedTuple):
 class LinearRNN(Mixer):
     """h_t = A h_{t-1} + B x_t,  z_t = GELU(C h_t + D x_t + bias), real throughout.
 
-    The recurrence is GateLoop (1) without its sigma (notes, linear RNN; notes, convolution; notes, layer above). Decided, where the notes leave it open: f is GELU; B starts from
-    N(0, 1 / d_model) times sqrt(1 - |a|^2), so that states start with the variance of their input; C and D are linear.
+    The recurrence is GateLoop (1) without its sigma (notes, linear RNN; notes, convolution; notes, layer above).
+    Decided, where the notes leave it open: f is GELU; B starts from N(0, 1 / d_model) times sqrt(1 - |a|^2), so that
+    states start with the variance of their input; C and D are linear.
 
     Args:
         d_model: channels of x and z.
