@@ -1,1 +1,13 @@
+from recurra.convert.portable import PortableModel, load_single_file, read_weights, save_single_file
+from recurra.convert.published.folder import from_huggingface, to_huggingface
+from recurra.convert.transformer_xl import transformer_xl_from_original
 
+__all__ = [
+    "PortableModel",
+    "from_huggingface",
+    "load_single_file",
+    "read_weights",
+    "save_single_file",
+    "to_huggingface",
+    "transformer_xl_from_original",
+]
