@@ -1,10 +1,11 @@
 """What `import recurra` loads, and what it needs."""
 
+import ast
 import runpy
 from importlib.metadata import version
 
 import pytest
-from tests.processes import in_new_interpreter
+from tests.processes import SOURCE, in_new_interpreter
 
 HEAVY = (
     "numba",
@@ -121,3 +122,12 @@ def test_python_m_recurra_is_the_command_line(monkeypatch, capsys):
         runpy.run_module("recurra", run_name="__main__")
     assert ended.value.code == 2
     assert "recipe is nowhere.yaml, which is neither a file nor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stub", sorted(SOURCE.rglob("__init__.pyi")), ids=lambda stub: stub.parent.name)
+def test_no_exported_name_is_a_modules(stub):
+    """Importing the module would put it in the place of what a lazy package exports under its name."""
+    tree = ast.parse(stub.read_text())
+    (names,) = (ast.literal_eval(line.value) for line in tree.body if isinstance(line, ast.Assign))
+    modules = {path.stem for path in stub.parent.glob("*.py")} | {path.name for path in stub.parent.iterdir()}
+    assert not modules & {name for name in names if (stub.parent.name, name) != ("recurra", "state")}

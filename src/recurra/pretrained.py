@@ -29,13 +29,7 @@ def memory_horizon() -> "_HorizonModel":
 
 
 class _HorizonModel:
-    """A trained model, with the task that it was trained on.
-
-    It reads the numbers 0 to 4, and 5 for a reset. After each it answers with a number from 0 to 50, computed from all
-    numbers since the last reset (see `recurra.data.memory_horizon.memory_horizon_targets`).
-
-    model: the `LanguageModel`. step: the update after which its weights were saved.
-    """
+    """A trained model, with the task that it was trained on."""
 
     def __init__(self, portable: PortableModel) -> None:
         assert portable.experiment is not None

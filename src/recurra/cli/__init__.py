@@ -82,13 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _let_threads_sleep() -> None:
-    """Have torch's threads sleep soon when there is no work, unless the environment says otherwise.
-
-    A thread of GNU's OpenMP (torch's on Linux) spins 300,000 times before it sleeps. If another process wants the same
-    core, every operation then waits for the thread that is held up there. Sleeping at once (OMP_WAIT_POLICY=passive)
-    costs a system call per operation. OpenMP reads these variables when torch is loaded. A library must not set them
-    for the program that imports it; a command may.
-    """
+    """Have torch's threads sleep soon when there is no work, unless the environment says otherwise."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

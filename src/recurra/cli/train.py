@@ -118,10 +118,7 @@ class _AnotherRankEnded(OSError):
 
 @contextmanager
 def _reporting_together() -> Iterator[None]:
-    """Let the rank with the first error report it, to the terminal and to torchrun, and end the others.
-
-    Without torchrun this does nothing.
-    """
+    """Let the rank with the first error report it, to the terminal and to torchrun, and end the others."""
     if n_launched() == 1:
         yield
         return

@@ -270,10 +270,7 @@ class _SampleSource:
 
 
 class _WindowSource(_SampleSource):
-    """Training on windows at random places of the samples, in phases: short ones first, whole sequences last.
-
-    A window is read like a sequence of its own: its targets count from its start, or from a reset in it.
-    """
+    """Training on windows at random places of the samples, in phases: short ones first, whole sequences last."""
 
     def __init__(self, data: MemoryHorizon, tokens: Tensor, targets: Tensor, **options: Any) -> None:
         super().__init__(tokens, targets, **options)

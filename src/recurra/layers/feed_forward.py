@@ -32,15 +32,7 @@ class FeedForward(nn.Sequential):
 
 
 class _GatedFeedForward(nn.Module):
-    """y = W_down (f(W_gate x) * W_up x), dropout before W_down (Shazeer, arXiv 2002.05202, section 2).
-
-    Args:
-        activation: f; SiLU for SwiGLU, GELU for GEGLU.
-        d_model: channels of x and y.
-        d_hidden: hidden channels, of both the gate and what it multiplies.
-        dropout: probability of dropping a hidden channel.
-        biases: whether the three projections have biases.
-    """
+    """y = W_down (f(W_gate x) * W_up x), dropout before W_down (Shazeer, arXiv 2002.05202, section 2)."""
 
     def __init__(
         self, activation: nn.Module, d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True

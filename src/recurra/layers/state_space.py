@@ -126,12 +126,7 @@ def _run_channels_by_recurrence(
 def _run_channels_by_convolution(
     x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
-    """`run_channels` in O(L log L) by the fast Fourier transform, for B and L of at least 1.
-
-    We write step t as i m + j with blocks of m = sqrt(L) steps, so that a^t = (a^m)^i a^j: the kernel, the contribution
-    of h0 and the last state are then matrix products over these two factors. They take O(B sqrt(L) D n) memory; the
-    states of all steps would take O(B L D n).
-    """
+    """`run_channels` in O(L log L) by the fast Fourier transform, for B and L of at least 1."""
     length = x.shape[1]
     block = 1 << (length.bit_length() + 1) // 2
     with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for powers
@@ -228,22 +223,14 @@ def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
 
 
 class _HippoNormalModes(NamedTuple):
-    """One mode of each conjugate pair of HiPPO-N: eigenvalues -1/2 + i frequency, float64.
-
-    frequency: positive, ascending.
-    vectors: the unit eigenvectors as columns; together with their conjugates they form a unitary basis.
-    """
+    """One mode of each conjugate pair of HiPPO-N: eigenvalues -1/2 + i frequency, float64."""
 
     frequency: Float[Tensor, " n"]
     vectors: Complex[Tensor, "N n"]
 
 
 def _hippo_normal_modes(d_state: int) -> _HippoNormalModes:
-    """Diagonalise HiPPO-N of even size N = d_state.
-
-    HiPPO-LegS is A_ij = -sqrt((2i+1)(2j+1)) below the diagonal, -(i+1) on it and 0 above. With p_i = sqrt(i + 1/2),
-    A + p p^T is -1/2 on the diagonal and skew-symmetric off it: normal, so its eigenvectors are orthogonal.
-    """
+    """Diagonalise HiPPO-N of even size N = d_state."""
     require_pairs(d_state)
     i = torch.arange(d_state, dtype=torch.float64)
     p = (i + 0.5).sqrt()

@@ -41,12 +41,7 @@ _INVERSES: dict[_Activation, _Activation] = {
 
 @dataclass(frozen=True)
 class _Ring:
-    """The initial transitions of a layer's channels: memories of different lengths at different frequencies.
-
-    Magnitudes are uniform in area on the ring between two radii, as in the LRU (Orvieto et al. 2023, arXiv 2303.06349).
-    Phases rise in even steps and are not negative: a head of size 1 has real outputs, so a phase and its negative give
-    the same. The GateLoop paper does not say how its transitions are initialised.
-    """
+    """The initial transitions of a layer's channels: memories of different lengths at different frequencies."""
 
     r_min: float = 0.9
     """Smallest magnitude, above 0."""
@@ -94,12 +89,7 @@ def _ring_of(options: Mapping[str, float] | None) -> _Ring | None:
 
 
 class _Transition(nn.Module, ABC):
-    """The parts that all transitions share: number of channels, activations, and a ring to start on, if any.
-
-    The phase is g(phase_scale theta). A step of an optimiser like Adam moves theta by about the learning rate, whatever
-    the gradient, and the error of a phase grows with the number of steps that a memory lasts. A small scale lets
-    magnitudes learn at a rate that would throw phases about. The start on a ring is the same for every scale.
-    """
+    """The parts that all transitions share: number of channels, activations, and a ring to start on, if any."""
 
     def __init__(
         self,

@@ -19,10 +19,7 @@ from recurra.state import last_step
 
 
 class _DiagonalRecurrence(nn.Module):
-    """h_t = a h_{t-1} + b_t with a = exp(-exp(alpha)), one real number in (0, 1) per state channel.
-
-    At the start -log a is spaced logarithmically from 0.001 to 0.1: memories of 10 to 1,000 steps.
-    """
+    """h_t = a h_{t-1} + b_t with a = exp(-exp(alpha)), one real number in (0, 1) per state channel."""
 
     why_not_exportable = ""
 
@@ -39,10 +36,7 @@ class _DiagonalRecurrence(nn.Module):
 
 
 class _DenseRecurrence(nn.Module):
-    """h_t = A h_{t-1} + b_t with a dense A, at the start 0.99 times a random orthogonal matrix.
-
-    Nothing keeps A stable in training: give it a smaller rate (`optimizer.transition_learning_rate`).
-    """
+    """h_t = A h_{t-1} + b_t with a dense A, at the start 0.99 times a random orthogonal matrix."""
 
     why_not_exportable = (
         'linear-rnn with transition "dense" multiplies matrices in a tree whose depth depends on the length'

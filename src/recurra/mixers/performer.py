@@ -76,11 +76,7 @@ class Performer(Mixer):
 
 
 def _orthogonal_features(n_features: int, d_head: int) -> Float[Tensor, "n_features d_head"]:
-    """Draw Gaussian vectors that are orthogonal within each block of d_head (section 2.4).
-
-    Directions are the rows of uniformly distributed orthogonal matrices; lengths are those of independent Gaussian
-    vectors, so that every row by itself is distributed as N(0, I).
-    """
+    """Draw Gaussian vectors that are orthogonal within each block of d_head (section 2.4)."""
     n_blocks = -(-n_features // d_head)
     directions, upper = torch.linalg.qr(torch.randn(n_blocks, d_head, d_head, dtype=torch.float64))
     directions = directions * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without it, not uniform

@@ -145,12 +145,7 @@ class RelativeAttention(Mixer):
         return own, torch.cat([state.context.to(new.dtype), state.segment.to(new.dtype), new], 1)
 
     def _position_scores(self, queries: Tensor, encoding: Tensor) -> Tensor:
-        """(q_i + v)^T W_R R_{i-j} for queries (B, H, L, d_head) and all K keys: (B, H, L, K).
-
-        The row for a distance of K stands in front of the others, so that column L - i + j of row i belongs to key j:
-        in the flattened matrix that is number L + i K + j. Leaving out the first L numbers aligns all rows (the shift
-        of the paper's appendix B), without a copy. Keys after the query get numbers that do not matter.
-        """
+        """(q_i + v)^T W_R R_{i-j} for queries (B, H, L, d_head) and all K keys: (B, H, L, K)."""
         weight = self.position_keys.weight.unflatten(0, (self.n_heads, self.d_head))
         n_queries, n_rows = queries.shape[2], len(encoding)
         n_in_all = queries.shape[0] * n_queries

@@ -52,10 +52,7 @@ class _PostNormBlock(_TransformerXLBlock):
 
 
 class _PreNormBlock(_TransformerXLBlock):
-    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)).
-
-    The attention's memory, if any, holds LayerNorm(x), and the norm gets no gradient from it.
-    """
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x))."""
 
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor

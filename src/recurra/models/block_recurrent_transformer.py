@@ -47,11 +47,7 @@ _GATES: dict[str, type[_FixedGate] | type[_LSTMGate]] = {"fixed": _FixedGate, "l
 
 
 class _BlockRecurrentAttentionState(NamedTuple):
-    """What a stream leaves for its next step.
-
-    memory, context, segment: of the tokens, as `RelativeAttentionState` has them; a segment is a block.
-    vectors: the state vectors as the open block reads them, zeros before the first.
-    """
+    """What a stream leaves for its next step."""
 
     memory: Float[Tensor, "B m d_model"]
     context: Float[Tensor, "B c 2*H*d_head"]
@@ -60,26 +56,7 @@ class _BlockRecurrentAttentionState(NamedTuple):
 
 
 class _BlockRecurrentAttention(RelativeAttention):
-    """Tokens attend to tokens and to state vectors; once a block, the vectors attend to vectors and to its tokens.
-
-        tokens:   y = W_o [attention to the last segment_length tokens; attention to the vectors]
-        vectors:  c' = gate(c, [attention to the vectors; attention to the block's tokens])
-
-    A block is a segment of segment_length tokens. Its tokens read the vectors as the block before left them; behind its
-    last token the vectors change. They enter normalised and with a learned number of their own added (the paper's state
-    ids). Each side has one set of keys and values, which both directions use, and two of queries. Only attention from
-    tokens to tokens knows positions.
-
-    This is the paper's best configuration, "skip": the vectors have no feed-forward network, and their gate takes the
-    place of a residual and of the projection of their attention.
-
-    Args:
-        d_model: channels of x and y, an even number.
-        n_states: state vectors.
-        gate: "fixed" or "lstm".
-        segment_length: tokens of a block, and of what a token sees.
-        n_heads, d_head, dropout: as for `recurra.mixers.relative_attention.RelativeAttention`.
-    """
+    """Tokens attend to tokens and to state vectors; once a block, the vectors attend to vectors and to its tokens."""
 
     def __init__(
         self,

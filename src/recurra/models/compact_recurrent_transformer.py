@@ -93,10 +93,7 @@ class _RelativePosition(nn.Module):
 
 
 class _RNNPosition(nn.Module):
-    """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order.
-
-    It starts from the memory (our reading), which ties memory and tokens together, or from zeros.
-    """
+    """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order."""
 
     def __init__(self, cell: GRUCell, start: str) -> None:
         super().__init__()

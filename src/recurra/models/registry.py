@@ -31,11 +31,7 @@ def on_meta() -> Iterator[None]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors on `meta` alone that are to be filled in place, and makes those of linspace there.
-
-    transformers replaces torch.linspace while it loads a model. If torch.device is a context for the first time then,
-    torch no longer knows linspace as one of the functions that make tensors.
-    """
+    """Leaves tensors on `meta` alone that are to be filled in place, and makes those of linspace there."""
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

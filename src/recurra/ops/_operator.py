@@ -278,10 +278,7 @@ def _differentiable_gradients(
     inputs: Sequence[Tensor | None],
     gradients: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """Compute a backward pass through plain torch, so that its result can be differentiated in turn.
-
-    It computes as the kernel does, in the types of its inputs: autocast has had its say before them.
-    """
+    """Compute a backward pass through plain torch, so that its result can be differentiated in turn."""
     device = next(x.device.type for x in inputs if x is not None)
     # else nobody asks for a graph: what comes is a batch of gradients
     graph = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0)

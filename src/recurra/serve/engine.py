@@ -44,10 +44,7 @@ _Deliver: TypeAlias = Callable[[dict[Request, list[Event]]], None]
 
 @dataclass
 class _Counters:
-    """What the engine has done: totals since the start, and durations in seconds since they were last taken.
-
-    Any thread may read them.
-    """
+    """What the engine has done: totals since the start, and durations in seconds since they were last taken."""
 
     read: int = 0  # tokens read
     written: int = 0  # tokens written
@@ -59,10 +56,7 @@ class _Counters:
 
 
 class _SequenceBatch:
-    """Sequences of one model that are written side by side, with one batched state.
-
-    Sequences join and leave between steps, which costs a copy of the state.
-    """
+    """Sequences of one model that are written side by side, with one batched state."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -308,10 +302,7 @@ class Engine:
     def _leave(
         self, group: _SequenceBatch, reasons: dict[int, str], message: str = "", undone: Collection[int] = ()
     ) -> None:
-        """End sequences of a batch, each with its reason; `message` describes errors.
-
-        Sequences in `undone` have read a token without writing one after it: their states are those before the step.
-        """
+        """End sequences of a batch, each with its reason; `message` describes errors."""
         leaving = [group.sequences[index] for index in reasons]
         states = group.leave(list(reasons), undone=undone)
         for sequence, reason, state in zip(leaving, reasons.values(), states):

@@ -96,10 +96,7 @@ def _put_in_bins(values, high, scale, bins):  # type: ignore[no-untyped-def]
 
 @compile_function
 def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
-    """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1.
-
-    The values are put in bins, and those of the bin in which the sum is reached in bins again, until they are equal.
-    """
+    """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1."""
     some, weighs = values, weights
     bins, held, before = np.empty(len(values), np.int32), np.empty(_BINS * _SIDES), 0.0
     while True:

@@ -201,10 +201,7 @@ def _settled(text: str) -> str:
 
 
 class _StopText:
-    """Passes a text on, piece by piece, up to the first occurrence of one of `stops`, which is left out.
-
-    The possible beginning of a stop is held back until the next pieces decide.
-    """
+    """Passes a text on, piece by piece, up to the first occurrence of one of `stops`, which is left out."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         require(not isinstance(stops, str), "stop", stops, "texts in a list", "a text alone would be its letters")

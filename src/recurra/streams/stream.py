@@ -296,11 +296,7 @@ def require_evaluation_mode(model: nn.Module) -> None:
 
 @torch.inference_mode()
 def _feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
-    """Feed each stream at least one token; return the logits after the last token, and the state, without gradients.
-
-    Long texts are fed in pieces, so memory does not grow with them, and only the last step goes through the head. A
-    single token goes to the model's `forward`, which may have a faster way for it (`recurra.decoding`).
-    """
+    """Feed each stream at least one token; return the logits after the last token, and the state, without gradients."""
     for piece in tokens.split(max(1, _TOKENS_PER_CALL // len(tokens)), 1):
         read, head = _parts(model, piece)
         out, state = read(piece, state)

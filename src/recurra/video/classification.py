@@ -22,12 +22,7 @@ _TOP = 5
 
 
 class _ClassScores(NamedTuple):
-    """The confusion matrix and what follows from it, on the CPU.
-
-    confusion: the number of examples of class i (row) that were predicted as class j (column), int64.
-    n_in_top_5: the number of examples whose class was among the five likeliest, the first of those that tie; None with
-        five classes or fewer.
-    """
+    """The confusion matrix and what follows from it, on the CPU."""
 
     confusion: Int[Tensor, "C C"]
     n_in_top_5: int | None
@@ -87,13 +82,7 @@ def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]
 
 
 class _VideoProbabilities(NamedTuple):
-    """A model's predictions for videos, on the CPU.
-
-    probabilities: the softmax after the last segment, averaged over a video's views, float64.
-    targets: the class of each video.
-    videos: the index of each video; videos none of whose views could be decoded are omitted.
-    n_frames: the number of frames read in total.
-    """
+    """A model's predictions for videos, on the CPU."""
 
     probabilities: Float[Tensor, "N C"]
     targets: Int[Tensor, " N"]

@@ -39,11 +39,7 @@ class _MemoryAttention(SelfAttention):
 
 
 class _PatchMemory(nn.Module):
-    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame.
-
-    The paper does not give the number of vectors. One per position is our reading: the memory joins time attention,
-    which runs separately at each patch position. All positions share the RNN's weights.
-    """
+    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame."""
 
     def __init__(self, cell: GRUCell, n_patches: int) -> None:
         super().__init__()
@@ -111,11 +107,7 @@ class CompactRecurrentViTState(NamedTuple):
 
 
 class _MemoryBlock(DividedBlock):
-    """A divided block whose time attention also sees the memory token of its patch position.
-
-    The token passes through the block's norm and projections like the frames, but no block changes it and it gets no
-    time embedding. A stream's first segment has no memory yet and is computed as by TimeSformer. Both are our choices.
-    """
+    """A divided block whose time attention also sees the memory token of its patch position."""
 
     time_attention_kind = _MemoryAttention
 

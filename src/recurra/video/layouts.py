@@ -57,12 +57,7 @@ VIDEO_LAYOUTS: Registry[_Layout] = Registry("video layout")
 
 @VIDEO_LAYOUTS.register("csv")
 def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist.
-
-    A line is `path,label` or `path,pose,label` (the pose is ignored), with commas, or with spaces if the first line has
-    no comma. The first line may be a header. Paths are absolute or relative to the list. Labels are all whole numbers
-    from 0, or all names, numbered in alphabetical order over the training list or as in a file classes.txt.
-    """
+    """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist."""
     _refuse_protocol("csv", protocol)
     lists: dict[Split, list[tuple[str, str, str]]] = {}
     for split in SPLITS:
@@ -118,10 +113,7 @@ def _class_folders(root: Path) -> set[str]:
 
 @VIDEO_LAYOUTS.register("ucf101")
 def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist.
-
-    protocol: "1" (the default), "2" or "3", the number of the lists. There is no validation list.
-    """
+    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist."""
     number = protocol or "1"
     require_choice(("1", "2", "3"), protocol=number)
     lists: dict[Split, list[Path]] = {}
@@ -308,10 +300,7 @@ def parse_smarthome_name(path: Path) -> _SmarthomeName | None:
 
 @VIDEO_LAYOUTS.register("smarthome")
 def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`.
-
-    protocol: "cross-subject" (the default; without a validation split), "cross-view-1" or "cross-view-2".
-    """
+    """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`."""
     chosen = choose("protocol", SMARTHOME_PROTOCOLS, protocol or "cross-subject")
     files = _video_files(folder) or (_video_files(folder / "mp4") if (folder / "mp4").is_dir() else [])
     numbers = {name: number for number, name in enumerate(chosen.class_names)}

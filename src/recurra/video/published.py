@@ -125,13 +125,7 @@ _HUGGING_FACE = _Names(
 
 
 def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
-    """Make a `TimeSformer` from weights of the original code, in their type and in evaluation mode.
-
-    The weights may stand under `model_state`, and have `module.` and `model.` in front of their names. `config` has
-    what they do not tell, by the names of `TimeSformerConfig` or of Hugging Face's TimesformerConfig. Other sizes of
-    images and other numbers of frames interpolate the embeddings as the original does in its forward pass; another
-    number of classes leaves the head fresh.
-    """
+    """Make a `TimeSformer` from weights of the original code, in their type and in evaluation mode."""
     weights = weights_of(state_dict)
     plain = {name.removeprefix("module.").removeprefix("model."): tensor for name, tensor in weights.items()}
     if len(plain) < len(weights):

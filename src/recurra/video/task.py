@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.analysis.gradient_flow import Thinned
-from recurra.analysis.plots.contact_sheet import contact_sheet
 from recurra.analysis.plots.figure import save_png
+from recurra.analysis.plots.sheets import contact_sheet
 from recurra.checks import require, require_positive, sentence
 from recurra.data.batches import DataSet
 from recurra.files.reading import read_text

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recurra.analysis.plots.contact_sheet import _COLUMNS, _shown_classes, contact_sheet
+from recurra.analysis.plots.sheets import _COLUMNS, _shown_classes, contact_sheet
 
 FRAMES = torch.arange(11, dtype=torch.uint8)[:, None, None, None].expand(11, 6, 8, 3).contiguous()
 TIMES = [0.5 * i for i in range(10)] + [61.25]

@@ -156,10 +156,7 @@ def label_ends(axes: Axes, curves: Mapping[str, Line2D], height: float) -> None:
 
 
 def _spread(places: Sequence[float], gap: float) -> list[float]:
-    """Move places apart, each as little as the squares of all moves allow, until neighbours are `gap` apart.
-
-    The order stays. Places stay in [0, 1], or begin at 0 if there is no room for all.
-    """
+    """Move places apart, each as little as the squares of all moves allow, until neighbours are `gap` apart."""
     order = np.argsort(places, kind="stable")
     steps = gap * np.arange(len(places))
     # Without the gaps, places may touch but not cross: neighbours that would cross share their mean.

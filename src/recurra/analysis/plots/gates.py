@@ -23,11 +23,7 @@ _SHARP_STEPS, _SHARP_CHANNELS = 1500, 80
 def _heat_map(
     axes: Axes, values: Float[Tensor, "L channels"], colours: str, limits: tuple[float, float]
 ) -> ScalarMappable:
-    """Fill the axes with values: time to the right, the first channel on top.
-
-    If each value gets a pixel, values are drawn sharply. Otherwise neighbours are averaged, because omitting some could
-    hide a gate that closes for one step. Returns the image, for a colour bar.
-    """
+    """Fill the axes with values: time to the right, the first channel on top."""
     n_steps, n_channels = values.shape
     sharp = n_steps <= _SHARP_STEPS and n_channels <= _SHARP_CHANNELS
     image = axes.imshow(

@@ -19,11 +19,7 @@ _has_warned = False
 
 
 class _KeyedFiles(IndexDataCacheFile):
-    """One file for each signature, named by its key, which stands in the file too. There is no index.
-
-    Numba numbers the files and keeps the numbers in an index. Two processes that write at once can give two signatures
-    one number; then one of them runs machine code that was compiled for arguments of other types.
-    """
+    """One file for each signature, named by its key, which stands in the file too. There is no index."""
 
     def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
         super().__init__(cache_path, filename_base, source_stamp)

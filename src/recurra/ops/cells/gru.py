@@ -282,10 +282,7 @@ def gru_sequence_reference(
 
 
 def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
-    """Return the kernels that take the steps, `gru_steps` or `gru_triton`, or None.
-
-    Those of a CPU compute in float32, so many sequences are faster by bfloat16 products.
-    """
+    """Return the kernels that take the steps, `gru_steps` or `gru_triton`, or None."""
     if gru_steps.kernels_take(projected, h, "triton"):
         from recurra.ops.cells import gru_triton
 

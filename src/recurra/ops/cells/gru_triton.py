@@ -55,10 +55,7 @@ def _forward(  # type: ignore[no-untyped-def]
     projected, of_gates, of_candidate, ru, c, reset, states, x_batch, x_time, batch, length, size,
     PADDED: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fill ru (L, B, 2 size), c and reset (L, B, size), and states (L + 1, B, size) behind the first.
-
-    projected (B, L, 3 size) has strides; of_gates is (2, PADDED, PADDED), of_candidate (PADDED, PADDED).
-    """
+    """Fill ru (L, B, 2 size), c and reset (L, B, size), and states (L + 1, B, size) behind the first."""
     NUMBER: tl.constexpr = states.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     row = program * ROWS + tl.arange(0, ROWS)

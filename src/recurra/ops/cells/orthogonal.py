@@ -111,10 +111,7 @@ class Cayley(nn.Module):
 
 
 def _exact_rotation(entries: Tensor, size: int) -> Tensor:
-    """Return (I + A)^-1 (I - A), solved in float64 and rounded to the type of `entries`.
-
-    NaN and infinity in A propagate to the result instead of raising.
-    """
+    """Return (I + A)^-1 (I - A), solved in float64 and rounded to the type of `entries`."""
     a = _skew_symmetric(entries.double(), size)
     identity = torch.eye(size, dtype=torch.float64, device=a.device)
     return torch.linalg.solve_ex(identity + a, identity - a)[0].to(entries.dtype)
@@ -240,10 +237,7 @@ def _series(
     inverse: Float[Tensor, "size size"],
     order: int,
 ) -> tuple[Float[Tensor, "size size"], Float[Tensor, ""]]:
-    """Return (I + A)^-1 by `order` terms after `inverse`, which is that of `reference`, and a bound on what they omit.
-
-    Each omitted term is smaller than the one before by ||S E||; Frobenius norms bound the geometric series.
-    """
+    """Return (I + A)^-1 by `order` terms after `inverse`, that of `reference`, and a bound on what they omit."""
     with torch.autocast(entries.device.type, enabled=False):
         # the difference of the A's themselves: no digits are lost where it is small
         step = inverse @ _skew_symmetric(reference - entries, inverse.shape[0])

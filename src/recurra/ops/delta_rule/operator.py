@@ -16,14 +16,7 @@ from recurra.ops.gate_loop.reference import check_shape
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None) -> None:
-    """Refuse what does not make a delta rule.
-
-    Args:
-        q, k: (B, L, H, d_qk).
-        v: (B, L, H, d_v).
-        a, b: (B, L, H) or (B, L, H, 1).
-        state: (B, H, d_qk, d_v), or None.
-    """
+    """Refuse what does not make a delta rule."""
     require_tensor("q", q)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_numbers(name, tensor, q.device, "(B, L, H, d)", 4)

@@ -135,10 +135,7 @@ def _step_again(k, v, a, before, after, d_v, rest, n, per_channel, long, one):  
 def _step_back(  # type: ignore[no-untyped-def]
     dy, q, k, v, a, before, after, c, sums, dq, dk, da, d_v, rest, n, per_channel, is_first, long, short, one
 ):
-    """Take one step back in a block of key channels, between transposed states and with a transposed carry.
-
-    `sums` gets a vector for each row, whose numbers add up to dv. `is_first` says that no block has written da before.
-    """
+    """Take one step back in a block of key channels, between transposed states and with a transposed carry."""
     q_t, k_t = conjugate(load_part(q, 0, rest, long)), conjugate(load_part(k, 0, rest, long))
     a_t = conjugate(_gates(a, rest, per_channel, long, one))
     dq_t, dk_t, da_t = zeros(long), zeros(long), zeros(long)

@@ -294,10 +294,7 @@ def softmax_attention(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int) -> list[Shaped[Tensor, "B H C d_v"]]:
-    """Compute the outputs of the queries block by block; all tensors are (B, H, steps, d).
-
-    Steps are split into blocks and joined again, not sliced: the gradient of a slice is as long as the sequence.
-    """
+    """Compute the outputs of the queries block by block; all tensors are (B, H, steps, d)."""
     own, older = _block_sizes(q.shape[2]), _block_sizes(k.shape[2] - q.shape[2])[::-1]
     k_blocks, v_blocks, a_blocks = (x.split(older + own, 2) for x in (k, v, a))
     outputs = []

@@ -153,11 +153,7 @@ def _summarise(  # type: ignore[no-untyped-def]
     length, channels, chunks, span, IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts.
-
-    Forward, u and w are k and v, and a step is x -> a x + u w. Backward, they are dy and q, x is the carry, and a step
-    is x -> conj(a) (x + u w + dh).
-    """
+    """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     PLANE: tl.constexpr = products.dtype.element_ty
     STEP: tl.constexpr = -1 if IS_BACKWARD else 1

@@ -61,11 +61,7 @@ class _Layout(NamedTuple):
         return self.length, self.heads, self.d_qk, self.d_v
 
     def options(self, tiled: str) -> dict[str, int | bool | str]:
-        """Return a kernel's constants. Its tiles are columns ("v") or rows ("qk") of the state, and whole in the other.
-
-        float32 and float16 are multiplied as three products of TF32, which have float32's error: a single one cuts off
-        digits, where float16's own rounding is no larger. For bfloat16 one is enough.
-        """
+        """Return a kernel's constants: its tiles are columns ("v") or rows ("qk") of the state."""
         blocks = {"qk": _padded(self.d_qk), "v": _padded(self.d_v)}
         blocks[tiled] = self._tile(tiled)
         warps = self.work.warps if tiled == "v" else self.work.key_warps
@@ -253,11 +249,7 @@ def _summarise(  # type: ignore[no-untyped-def]
     DK: tl.constexpr, DV: tl.constexpr, SCALAR: tl.constexpr, C: tl.constexpr, X: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fill products (B H, d_a, chunks) and added (B H, d_qk, chunks, d_v): a chunk turns S into products S + added.
-
-    Forward, u and w are k and v, and added sums what is left of each u_t^T w_t at the chunk's end. Backward, they are
-    q and dy, chunks count from the last, and added is the gradient of the chunk's first state.
-    """
+    """Fill products (B H, d_a, chunks) and added (B H, d_qk, chunks, d_v): a chunk turns S into products S + added."""
     NUMBER: tl.constexpr = added.dtype.element_ty
     WIDTH: tl.constexpr = 2 if C else 1
     W_COMPLEX: tl.constexpr = C if IS_BACKWARD else X

@@ -114,13 +114,7 @@ def _hillis_steele(combine: _Combine, x: _Leaves) -> _Leaves:
 
 
 def _blelloch(combine: _Combine, x: _Leaves) -> _Leaves:
-    """Up-sweep: combine neighbours until one is left. Down-sweep: give each node everything before its subtree.
-
-    The textbook gives the root the identity, a left child its parent's value, and a right child the parent's value
-    combined with its left sibling's up-sweep. That exclusive scan, combined with the leaves, is the inclusive one. Here
-    the operator needs no identity: only the nodes on the left edge have nothing before them, and they are skipped on
-    the way down. An odd node at the end of a level moves up unchanged, as it would if padded with the identity.
-    """
+    """Up-sweep: combine neighbours until one is left. Down-sweep: give each node everything before its subtree."""
     levels = [x]  # levels[i][j]: what the j-th subtree of 2^i leaves combines to
     while levels[-1][0].shape[1] > 1:
         level = levels[-1]

@@ -99,10 +99,7 @@ def _summarise(  # type: ignore[no-untyped-def]
     length, channels, chunks, span, first, step,
     IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts.
-
-    Forward, a step is x -> a x + b. Backward, b is dh, x the carry, and a step is x -> conj(a) (x + b).
-    """
+    """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     sequence, chunk, d, mask, start = place(channels, chunks, span, BLOCK)
     time = first + step * start
