@@ -68,7 +68,7 @@ def trained_there() -> Iterator[set[str]]:
 
     def watched(self: Trainer, *arguments: Any) -> Any:
         found = loss(self, *arguments)
-        seen.add(found.device.type)
+        seen.add(found[0].device.type)
         return found
 
     with ExitStack() as stack:

@@ -34,6 +34,70 @@ def numbers(n_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(7, (3, n_steps)), torch.randint(7, (3, n_steps))
 
 
+def penalty_of(model, inputs, targets, state=None, **options) -> torch.Tensor:
+    """What a batch's objective has beside its loss, over its number of targets."""
+    lengths = {"cu_seqlens": options.pop("cu_seqlens")} if "cu_seqlens" in options else {}
+    loss, objective, _ = Objective(model, TrainingConfig(**options))(inputs, targets, 1, state, **lengths)
+    return objective.double() - loss.double()
+
+
+@pytest.mark.parametrize("n_steps", [1, 5])
+@pytest.mark.parametrize(("activation", "change"), [(30.0, 0.0), (0.0, 20.0), (30.0, 20.0)])
+def test_the_penalty_is_its_formula_and_the_loss_is_the_models(model, n_steps, activation, change):
+    inputs, targets = numbers(n_steps)
+    before = model(inputs)[1]
+    options = {"activation_penalty": activation, "change_penalty": change}
+    loss, _, state = Objective(model, TrainingConfig(**options))(inputs, targets, 3 * n_steps, before)
+    expected, expected_state = model.loss(inputs, targets, before)
+    assert loss == expected.sum()
+    for found, own in zip(state, expected_state):
+        torch.testing.assert_close(found, own, rtol=0, atol=0)
+    hidden = model.hidden(inputs, before)[0].detach()
+    total = activation * sum(float(h) ** 2 for h in hidden.flatten()) / hidden.numel()
+    if n_steps > 1:
+        steps = [(hidden[:, t + 1] - hidden[:, t]).flatten() for t in range(n_steps - 1)]
+        total += change * sum(float(d) ** 2 for step in steps for d in step) / (len(steps) * len(steps[0]))
+    assert penalty_of(model, inputs, targets, before, **options).item() == pytest.approx(total, rel=1e-5, abs=1e-5)
+
+
+def test_the_change_from_one_packed_sequence_to_the_next_is_no_penalty(model):
+    """It is that of the sequences as rows of their own, weighted by their changes."""
+    inputs, targets = torch.randint(7, (1, 9)), torch.randint(7, (1, 9))
+
+    def penalty(borders):
+        return penalty_of(model, inputs, targets, change_penalty=70.0, cu_seqlens=torch.tensor(borders))
+
+    apart = [penalty_of(model, inputs[:, a:b], targets[:, a:b], change_penalty=70.0) for a, b in ((0, 3), (4, 9))]
+    torch.testing.assert_close(penalty([0, 3, 4, 9]), (2 * apart[0] + 4 * apart[1]) / 6, rtol=1e-5, atol=1e-5)
+    assert penalty(list(range(10))) == 0.0
+    for with_empty in ([0, 0, 3, 3, 4, 9], [0, 3, 4, 9, 9]):
+        assert penalty(with_empty) == penalty([0, 3, 4, 9])
+
+
+def test_an_update_minimises_the_objective_and_the_log_has_the_loss(make_trainer, model, monkeypatch):
+    options = {"activation_penalty": 0.5, "change_penalty": 0.25}
+    monkeypatch.setattr("tests.train.conftest.ToyModel", lambda: model)
+    trainer = make_trainer(**options)
+    gradients = {}
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: gradients.update(grads(model)))
+    batch = trainer.source.batch(0, 0)
+    trainer._update()
+    monkeypatch.undo()
+    model.zero_grad()
+    n_targets = batch.targets.numel()
+    loss, objective, _ = Objective(model, trainer.config)(batch.inputs, batch.targets, n_targets, None)
+    (objective / n_targets).backward()
+    for name, gradient in grads(model).items():
+        torch.testing.assert_close(gradients[name], gradient)
+    assert float(trainer.sums.loss) == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["activation_penalty", "change_penalty"])
+def test_negative_weights_are_refused(name):
+    with pytest.raises(ValueError, match=rf"training\.{name} is -0\.1; expected at least 0"):
+        TrainingConfig(**{name: -0.1})
+
+
 @pytest.mark.parametrize("counted", [0, 1, 15])
 def test_ranks_call_the_same_parts_however_many_targets_they_have(model, monkeypatch, counted):
     """FSDP gathers parameters at each call, on all ranks together: in training and in evaluation."""
@@ -62,7 +126,7 @@ def test_few_targets_have_the_same_loss_state_and_gradients(make_trainer, model,
     targets = targets.view(4, 5)
     formed = []
     model.head.register_forward_hook(lambda head, inputs, logits: formed.append(logits.shape[:-1].numel()))
-    loss = trainer._loss(Batch(inputs, targets, continues=False), n_counted)
+    loss, _ = trainer._loss(Batch(inputs, targets, continues=False), n_counted)
     assert formed == [n_counted if by_parts else 20]
     loss.backward()
     found = grads(model)

@@ -89,6 +89,8 @@ def require_rank(rank: int, world_size: int, batch_size: int) -> None:
 _EPOCH_ORDER = 1
 MEMORY_HORIZON_TOKENS = 2
 TEXT_EXCERPTS = 3
+TEXT_STEP_LENGTHS = 8
+TEXT_SHIFTS = 12
 VIDEO_CLIPS = 4
 VIDEO_HELD_OUT = 5
 MOTIONS = 6

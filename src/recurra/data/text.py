@@ -13,13 +13,14 @@ from recurra.checks import (
     fields_of,
     require,
     require_choice,
+    require_probability,
     require_whole_number,
     sentence,
 )
 from recurra.data.batches import BatchSource, Split, require_rank
 from recurra.data.corpus import ENCODERS, TOKENIZER, MixtureSource, ShardCorpus, ShardedTokens, TextCorpus
 from recurra.data.files import saying_cache, user_cache_folder
-from recurra.data.text_batches import ExcerptSource, OverlappingSource, PackedSource, StreamSource
+from recurra.data.text_batches import DrawnLengths, ExcerptSource, OverlappingSource, PackedSource, StreamSource
 from recurra.data.tokenizers import TextEncoder
 
 
@@ -55,6 +56,15 @@ class TextConfig:
     bptt_segments: int = 1
     """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state that
     a step hands to the next one."""
+    length_deviation: float = 0.0
+    """For streams: the standard deviation of the tokens in a training step. With 0, all steps have
+    data.segment_length times data.bptt_segments tokens; otherwise lengths are drawn around that, anew in every epoch,
+    and a step's learning rate is scaled by its length over it. A model's own segments are not changed."""
+    half_length_share: float = 0.0
+    """The share of the training steps that are drawn around half that length; for data.length_deviation."""
+    shifted_epochs: bool = False
+    """For streams: begin the streams of every epoch at another token, drawn from those of a step, so that segments, and
+    what the model remembers at each token, are not the same in every epoch."""
     sampling: Literal["streams", "windows", "packed"] = "streams"
     """Training reads parallel streams in order and carries their state (streams), reads excerpts from random places
     (windows), or reads documents packed end to end, each a sequence of its own (packed, for shards). Evaluation always
@@ -62,7 +72,7 @@ class TextConfig:
     cache: str | None = None
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
-    """Seed of the random places and of the order of shards."""
+    """Seed of the random places, lengths and shifts, and of the order of shards."""
     source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
     """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files,
     JSON lines or a data set of the Hugging Face hub, prepared in the cache on first use."""
@@ -78,6 +88,7 @@ class TextConfig:
         require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
         require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
         require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
+        self._check_lengths()
         self._check_source()
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
         require_whole_number(1, **sizes)
@@ -95,6 +106,16 @@ class TextConfig:
             got = f"{self.bpe_vocab_size} with data.vocabulary {self.vocabulary} and data.tokenizer {self.tokenizer}"
             expected = "null unless data.vocabulary is bpe and data.tokenizer is null"
             raise ValueError(sentence("data.bpe_vocab_size", got, expected, "omit it"))
+
+    def _check_lengths(self) -> None:
+        deviation, drawn = self.length_deviation, self.length_deviation > 0
+        require(0 <= deviation < math.inf, "data.length_deviation", deviation, "0 or more tokens")
+        require_probability(**fields_of(self, "data", "half_length_share"))
+        expected = "0 without data.length_deviation"
+        require(drawn or not self.half_length_share, "data.half_length_share", self.half_length_share, expected)
+        streams, expected = self.sampling == "streams", "unless data.sampling is streams"
+        require(streams or not drawn, "data.length_deviation", deviation, f"0 {expected}")
+        require(streams or not self.shifted_epochs, "data.shifted_epochs", self.shifted_epochs, f"false {expected}")
 
     def _check_source(self) -> None:
         of_shards = self.source != "folder"
@@ -185,9 +206,17 @@ class TextData:
             tokens,
             segment_length=n_steps,
             training=training,
+            drawn=self._drawn(n_steps),
             shuffle_seed=None if sharded is None else seed,
+            shift_seed=seed if config.shifted_epochs else None,
             **shares,
         )
+
+    def _drawn(self, usual: int) -> DrawnLengths | None:
+        config = self.config
+        if not config.length_deviation:
+            return None
+        return DrawnLengths(usual, config.length_deviation, config.half_length_share, config.seed)
 
     def _mixed(self, vocabulary: TextEncoder) -> list[ShardedTokens]:
         corpora = [ShardCorpus(Path(path).expanduser()) for path in self.config.mixture]

@@ -1,12 +1,18 @@
 """Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from jaxtyping import Int
 
 from recurra.checks import require
 from recurra.data.batches import (
     IGNORED_TARGET,
     TEXT_EXCERPTS,
+    TEXT_SHIFTS,
+    TEXT_STEP_LENGTHS,
     Batch,
     random_generator,
     require_step,
@@ -15,6 +21,44 @@ from recurra.data.corpus import ShardedTokens
 
 _Tokens = np.ndarray | ShardedTokens
 """(n,) numbers, in memory or on disk."""
+_SHORTEST = 5
+"""Shorter draws are lengthened to it, as in the published code."""
+
+
+class DrawnLengths(NamedTuple):
+    """The distribution of the lengths of training steps (Merity et al., "Regularizing and optimizing LSTM language
+    models", 2017), so that gradients are not cut at the same places in every epoch.
+
+    usual: tokens in most steps. deviation: their standard deviation. half_share: the share of steps that are drawn
+    around half the usual length. seed: of the draws.
+    """
+
+    usual: int
+    deviation: float
+    half_share: float
+    seed: int
+
+    def n_steps(self, total: int) -> int:
+        """Return how many steps read `total` tokens: the same in every epoch."""
+        return min(total, max(1, round(total / (self.usual * (1.0 - 0.5 * self.half_share)))))
+
+    def borders(self, total: int, epoch: int) -> Int[np.ndarray, " borders"]:
+        """Cut `total` tokens into steps: the first token of each and the end, new for every epoch.
+
+        The draws are scaled by a factor near 1, so that every epoch reads the whole text in the same number of steps.
+        """
+        return _borders(self, total, epoch)
+
+
+@lru_cache(maxsize=4)  # every step of an epoch asks for them
+def _borders(lengths: DrawnLengths, total: int, epoch: int) -> np.ndarray:
+    random, n = random_generator(lengths.seed, TEXT_STEP_LENGTHS, epoch), lengths.n_steps(total)
+    centres = np.where(random.random(n) < lengths.half_share, lengths.usual / 2, lengths.usual)
+    ends = np.maximum(_SHORTEST, random.normal(centres, lengths.deviation)).cumsum()
+    # of the tokens beyond one a step, so that no step is empty
+    borders = np.arange(n + 1) + np.concatenate([[0], np.rint(ends / ends[-1] * (total - n))]).astype(np.int64)
+    borders.flags.writeable = False
+    return borders
 
 
 class StreamSource:
@@ -31,8 +75,9 @@ class StreamSource:
     `world_size` does not divide `batch_size`.
 
     tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
-    this rank. shuffle_seed: in training, read the shards of the text in an order of its own for each epoch; None for
-    texts without shards.
+    this rank. drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the
+    shards of the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training,
+    begin the streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
     """
 
     def __init__(
@@ -42,13 +87,17 @@ class StreamSource:
         batch_size: int,
         segment_length: int,
         training: bool,
+        drawn: DrawnLengths | None = None,
         shuffle_seed: int | None = None,
+        shift_seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        n_targets = len(tokens) - 1
+        self._shift_seed = shift_seed if training else None
+        room = 0 if self._shift_seed is None else segment_length - 1  # which the longest shift needs
+        n_targets = len(tokens) - 1 - room
         if training:
-            needed = batch_size * segment_length + 1
+            needed = batch_size * segment_length + 1 + room
             step = f"for one step with batch_size {batch_size} and segment_length {segment_length}"
             require(len(tokens) >= needed, _LENGTH, len(tokens), f"at least {needed}, {step}")
         require(n_targets >= 1, _LENGTH, len(tokens), "at least 2, to predict one token from another")
@@ -63,14 +112,31 @@ class StreamSource:
         self._segment_length = segment_length
         self._longest = int(lengths.max())
         self._shuffle_seed = shuffle_seed if training else None
+        self._drawn = drawn if training else None
 
     def __len__(self) -> int:
+        if self._drawn is not None:
+            return self._drawn.n_steps(self._longest)
         return -(-self._longest // self._segment_length)
+
+    def relative_length(self, epoch: int, step: int) -> float:
+        """Return the length of a step over the usual one, by which its learning rate is scaled; 1 if none is drawn."""
+        first, last = self._ends(epoch, step)
+        return 1.0 if self._drawn is None else (last - first) / self._drawn.usual
+
+    def _ends(self, epoch: int, step: int) -> tuple[int, int]:
+        if self._drawn is None:
+            return step * self._segment_length, min((step + 1) * self._segment_length, self._longest)
+        first, last = self._drawn.borders(self._longest, epoch)[step : step + 2].tolist()
+        return first, last
 
     def batch(self, epoch: int, step: int) -> Batch:
         """Return the segment of each stream at a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        first, last = step * self._segment_length, min((step + 1) * self._segment_length, self._longest)
+        first, last = self._ends(epoch, step)
+        shift = 0
+        if self._shift_seed is not None:
+            shift = int(random_generator(self._shift_seed, TEXT_SHIFTS, epoch).integers(self._segment_length))
         width = last - first
         inputs = np.zeros((self.batch_size, width), dtype=np.int64)
         targets = np.full((self.batch_size, width), IGNORED_TARGET, dtype=np.int64)
@@ -80,7 +146,7 @@ class StreamSource:
         for number, (start, length) in enumerate(self._streams):
             n = min(width, length - first)
             if n > 0:
-                segment = tokens[start + first : start + first + n + 1]
+                segment = tokens[shift + start + first : shift + start + first + n + 1]
                 inputs[number, :n] = segment[:-1]
                 targets[number, :n] = segment[1:]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)

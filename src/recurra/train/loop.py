@@ -22,7 +22,7 @@ from recurra.train.checkpoint import Payload, versions
 from recurra.train.distributed import Ranks, local, whole
 from recurra.train.experiment import Experiment
 from recurra.train.metrics import JsonLog, MetricLog, RunningSums, RunProgress, TensorBoardLog
-from recurra.train.optimizer import learning_rate_factor, scale_learning_rates, warm_up_note
+from recurra.train.optimizer import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
 from recurra.train.process import StopSignal, hardware, precision_note
 from recurra.train.resumable import OpenData, ResumableRun
 from recurra.train.run_folder import RunFolder
@@ -151,16 +151,17 @@ class Trainer(ResumableRun):
             at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
         )
         last = min(at.batch + self.config.accumulate, len(self.source))
+        scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
         scale_learning_rates(self.optimizer, scheduled)
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
         weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
         for batch, n_targets in zip(batches, counts):
-            loss = self._loss(batch, n_targets)
+            loss, objective = self._loss(batch, n_targets)
             self.sums.add(loss, n_targets, batch.n_steps)
             self.levels.add(loss, n_targets)
-            self.fabric.backward(loss * weight)
+            self.fabric.backward(objective * weight)
         norm = self._clip_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -173,20 +174,20 @@ class Trainer(ResumableRun):
             self.levels.end_epoch(self.ranks)
         return norm
 
-    def _loss(self, batch: Batch, n_targets: int) -> Tensor:
-        """Return a batch's summed loss, and keep its last state, with its gradients cut."""
+    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
+        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
         inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
         extra = {} if poses is None else {"poses": poses}
         if batch.cu_seqlens is not None:
             extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
         with self.fabric.autocast():
-            loss, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
+            loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
         if batch.cu_seqlens is not None:
             self.state = None  # one for each packed sequence, all of which have ended
         else:
             self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
-        return loss
+        return loss, objective
 
     def _clip_gradients(self) -> Tensor:
         """Scale the gradient down to its limit, if there is one, and return its norm from before."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -158,20 +158,26 @@ class Objective(nn.Module):
 
     Args:
         model: the model in training.
-        config: how several ranks share it.
+        config: the penalties, and how several ranks share the model.
         pieces: the ranks that share a sequence, each of which computes a piece of it; None for whole sequences.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig, pieces: Pieces | None = None) -> None:
         super().__init__()
-        self.model, self.pieces = model, pieces
+        self.model, self.config, self.pieces = model, config, pieces
+        if (config.activation_penalty or config.change_penalty) and not isinstance(model, LanguageModelShell):
+            names = "training.activation_penalty and .change_penalty"
+            got = f"{config.activation_penalty} and {config.change_penalty}, for a {type(model).__name__}"
+            raise ValueError(sentence(names, got, "0 but for a language model"))
         if config.sequence_parallel > 1 and config.strategy == "fsdp" and not isinstance(model, LanguageModel):
             expected = "ddp with training.sequence_parallel for a model that reads segments"
             hint = "its ranks take turns, and FSDP needs all of them at once"
             raise ValueError(sentence("training.strategy", "fsdp", expected, hint))
 
-    def forward(self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any) -> tuple[Tensor, Any]:
-        """Return the summed loss in nats and the next state.
+    def forward(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Return the summed loss in nats, the sum to minimise and the next state.
 
         Args:
             inputs, targets: of a batch.
@@ -179,20 +185,46 @@ class Objective(nn.Module):
             state: what the batch continues from; None for the start of streams.
             extra: what else the model's loss takes.
         """
+        losses: list[Tensor] = []
 
         def run(entering: Any) -> tuple[Tensor, Any]:
-            return self._loss(inputs, targets, n_targets, entering, **extra)
+            loss, penalty, leaving = self._loss(inputs, targets, n_targets, entering, **extra)
+            losses.append(loss)
+            return loss + n_targets * penalty, leaving
 
-        return run(state) if self.pieces is None else in_pieces(self.model, run, state, self.pieces)
+        objective, state = run(state) if self.pieces is None else in_pieces(self.model, run, state, self.pieces)
+        return losses[0], objective, state
 
-    def _loss(self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any) -> tuple[Tensor, Any]:
+    def _loss(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor | float, Any]:
         model: Any = self.model
         if not isinstance(model, LanguageModelShell):
             losses, state = model.loss(inputs, targets, state, **extra)
-            return losses.sum(), state
+            return losses.sum(), 0.0, state
         # The same methods are called whether targets are few or not: FSDP gathers its parameters at each call.
         hidden, state = model.hidden(inputs, state, **extra)
+        penalty = _penalty(hidden, self.config, **extra)
         if few_targets(n_targets, targets):
             counted = targets != IGNORED_TARGET
             hidden, targets = hidden[counted][None], targets[counted][None]
-        return model.losses(hidden, targets).sum(), state
+        return model.losses(hidden, targets).sum(), penalty, state
+
+
+def _penalty(
+    hidden: Float[Tensor, "B L d_model"], config: TrainingConfig, cu_seqlens: Tensor | None = None
+) -> Tensor | float:
+    """The penalties of AWD-LSTM (Merity et al., 2017) on what the head reads, dropout included: AR and TAR."""
+    penalty: Tensor | float = 0.0
+    wide = hidden.float()
+    if config.activation_penalty:
+        penalty = penalty + config.activation_penalty * wide.square().mean()
+    if config.change_penalty and wide.shape[1] > 1:
+        changes = wide.diff(dim=1).square()
+        if cu_seqlens is not None:
+            within = torch.ones(wide.shape[1] + 1, dtype=torch.bool, device=changes.device)
+            within[cu_seqlens.to(changes.device)] = False  # from one sequence to the next
+            changes = changes[:, within[1:-1]]
+        if changes.numel():
+            penalty = penalty + config.change_penalty * changes.mean()
+    return penalty

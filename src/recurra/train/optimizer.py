@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -46,6 +46,16 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
     else:
         left = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - config.warmup_steps) / after_warmup)))
     return floor + (1.0 - floor) * left
+
+
+def mean_relative_length(source: Any, epoch: int, steps: Sequence[int]) -> float:
+    """Return how long the batches of an update are beside the usual ones; 1 for data whose lengths are not drawn.
+
+    Learning rates are scaled by it (Merity et al., 2017): a short step would otherwise count as much as a long one.
+    """
+    if not hasattr(source, "relative_length"):
+        return 1.0
+    return float(sum(source.relative_length(epoch, step) for step in steps)) / len(steps)
 
 
 def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
