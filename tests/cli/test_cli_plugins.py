@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from recurra.cli import main
+from recurra.mixers.registry import _mixers
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["train", str(text_recipe), "--run", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
+    monkeypatch.setattr(_mixers, "_entries", dict(_mixers._entries))  # what it registers ends with the test
     assert main(words) == 2
     assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
 
