@@ -27,7 +27,7 @@ from benchmarks.table import cpu_name
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.train.process import keep_large_blocks
+from recurra.train._process import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
 ROWS = (1, 8, 64)  # streams side by side

@@ -33,9 +33,9 @@ from recurra import list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import DataSizes
 from recurra.state import detach
+from recurra.train._process import keep_large_blocks
 from recurra.train.config import OptimizerConfig
 from recurra.train.optimizer import build_optimizer
-from recurra.train.process import keep_large_blocks
 from recurra.train.recipe import load_recipe
 
 HERE = Path(__file__).parents[1]

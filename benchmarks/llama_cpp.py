@@ -34,7 +34,7 @@ from benchmarks.table import cpu_name
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.train.process import keep_large_blocks
+from recurra.train._process import keep_large_blocks
 
 PEER = Path(__file__).with_name("llama_cpp_peer.py")
 QUANTISED = ("F32", "Q8_0", "Q4_0")

@@ -17,8 +17,8 @@ import torch
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.shell import negative_log_likelihood
+from recurra.train._process import keep_large_blocks
 from recurra.train.losses import checkpointed
-from recurra.train.process import keep_large_blocks
 from recurra.train.recipe import load_recipe
 
 RECIPE = Path("recipes/memory-horizon/data-controlled.yaml")

@@ -29,9 +29,9 @@ from recurra import list_mixers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import detach
+from recurra.train._process import keep_large_blocks
 from recurra.train.config import OptimizerConfig
 from recurra.train.optimizer import build_optimizer
-from recurra.train.process import keep_large_blocks
 
 N_TOKENS, D_MODEL, BATCH, LENGTH, CONTEXT = 1000, 384, 8, 256, 1000
 TRANSFORMER, FEED_FORWARD = "rotary-attention", 1024

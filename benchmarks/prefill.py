@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.decoding import VOCABULARY, gateloop
 from benchmarks.table import cpu_name
-from recurra.train.process import keep_large_blocks
+from recurra.train._process import keep_large_blocks
 
 SIDE = 2048
 

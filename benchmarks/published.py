@@ -26,7 +26,7 @@ from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
 from recurra.convert.published.folder import from_huggingface
 from recurra.decoding.steps import prepare
-from recurra.train.process import keep_large_blocks
+from recurra.train._process import keep_large_blocks
 
 PROMPT, STEP, TOKENS = 2048, 1024, 16
 WANTED = 3.0

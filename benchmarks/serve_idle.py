@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve.http import ServeSettings
-from recurra.serve.model import ServedModel, StreamState
-from recurra.serve.service import Service
+from recurra.serve._http import ServeSettings
+from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._service import Service
 from recurra.state import map_tensors
 
 

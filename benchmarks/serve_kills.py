@@ -40,10 +40,10 @@ def serve(sessions_file: str, port_file: str) -> None:
     """Serve the small model; runs in a process of its own."""
     import uvicorn
 
-    from recurra.serve.app import create_app, listening_socket
-    from recurra.serve.http import ServeSettings
-    from recurra.serve.model import ServedModel
-    from recurra.serve.service import Service
+    from recurra.serve._app import create_app, listening_socket
+    from recurra.serve._http import ServeSettings
+    from recurra.serve._model import ServedModel
+    from recurra.serve._service import Service
 
     settings = ServeSettings(port=0, sessions_file=Path(sessions_file))
     listening = listening_socket(settings)
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="(default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     arguments = parser.parse_args()
-    PROCESSES.set_forkserver_preload(["recurra.serve.app"])
+    PROCESSES.set_forkserver_preload(["recurra.serve._app"])
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), arguments.kills, arguments.seed, tells=True)

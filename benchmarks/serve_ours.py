@@ -10,11 +10,11 @@ from pathlib import Path
 
 from benchmarks.decoding import gateloop
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve.app import run_service
-from recurra.serve.http import ServeSettings
-from recurra.serve.model import ServedModel
-from recurra.serve.service import Service
-from recurra.train.process import keep_large_blocks
+from recurra.serve._app import run_service
+from recurra.serve._http import ServeSettings
+from recurra.serve._model import ServedModel
+from recurra.serve._service import Service
+from recurra.train._process import keep_large_blocks
 
 
 def main(words: list[str]) -> None:

@@ -12,9 +12,9 @@ import time
 import torch
 
 from benchmarks.decoding import gateloop
-from recurra.serve.engine import Engine
-from recurra.serve.model import ServedModel
-from recurra.serve.requests import Request
+from recurra.serve._engine import Engine
+from recurra.serve._model import ServedModel
+from recurra.serve._requests import Request
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from recurra.files.writing import replacing
-from recurra.serve import store
-from recurra.serve.store import SessionRecord, SessionStore, TranscriptPart
+from recurra._files.writing import replacing
+from recurra.serve import _store as store
+from recurra.serve._store import SessionRecord, SessionStore, TranscriptPart
 
 STATE, TOGETHER = 60_000, 64
 

@@ -22,9 +22,9 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
 from recurra.streams.stream import Stream
+from recurra.train._process import keep_large_blocks
 from recurra.train.config import OptimizerConfig
 from recurra.train.optimizer import build_optimizer
-from recurra.train.process import keep_large_blocks
 
 N_TOKENS, BATCH, LENGTH = 2000, 8, 128
 LARGE, SMALL = (12, 624, 1872), (1, 128, 256)

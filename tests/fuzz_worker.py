@@ -11,8 +11,8 @@ import torch
 
 import recurra
 from fuzz_case import TOLERANCES, Case, wide
+from recurra.decoding._products import rounded
 from recurra.decoding.linear import _decoding_linear, _from_int4, _to_int4, _to_panels, _to_quads
-from recurra.decoding.products import rounded
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.ops.cells.gru import GRUCell
 from recurra.ops.cells.ncgru import NCGRUCell

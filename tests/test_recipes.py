@@ -14,11 +14,11 @@ from recurra.data.text import TextConfig
 from recurra.models.registry import VideoSizes, on_meta
 from recurra.models.transformer_xl import TransformerXL
 from recurra.train import recipe as recipe_family
+from recurra.train._start import default_run_folder
 from recurra.train.config import ScheduleConfig
 from recurra.train.experiment import Experiment
 from recurra.train.optimizer import parameter_groups
 from recurra.train.recipe import _recipe_keys, load_recipe, read_family, recipe_help
-from recurra.train.start import default_run_folder
 from recurra.train.tasks.generated import GeneratedConfig
 
 FOLDER = Path(__file__).parents[1] / "recipes"

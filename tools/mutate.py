@@ -37,7 +37,7 @@ def _tests(path: Path) -> tuple[str, ...]:
     inner = path.relative_to(ROOT / "src/recurra")
     folder = ROOT / "tests" / str(inner.parent).replace("/_", "/")
     contracts = ROOT / "tests" / ("contracts" if inner.parts[0] == "mixers" else "")
-    found = [*sorted(folder.glob(f"test_{path.stem}*.py")), folder, contracts]
+    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), folder, contracts]
     return tuple(str(one.relative_to(ROOT)) for one in found if one.exists() and one != ROOT / "tests")
 
 

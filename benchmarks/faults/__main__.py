@@ -23,7 +23,7 @@ from rich.progress import Progress
 from benchmarks.faults import checkpoints, kills
 from benchmarks.faults.kinds import all_kinds
 from benchmarks.faults.outcomes import BAD, CRASHED, GOOD, Tally, tally_mutants
-from recurra.files.writing import replacing
+from recurra._files.writing import replacing
 
 MUTANTS, KILLS, SEED = 2_000, 100, 0
 SAMPLE = 20

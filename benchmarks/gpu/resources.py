@@ -26,10 +26,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from recurra.ops._toolkit.triton import ChunkTiles, Tiles, WalkTiles, default_tiles, trying
-from recurra.ops.cells import gru_triton
-from recurra.ops.gate_loop import triton as fused_kernels
-from recurra.ops.gate_loop import triton_chunk, triton_chunk_backward
-from recurra.ops.scan import triton as scan_kernels
+from recurra.ops.cells import _gru_triton as gru_triton
+from recurra.ops.gate_loop import _triton as fused_kernels
+from recurra.ops.gate_loop import _triton_chunk as triton_chunk
+from recurra.ops.gate_loop import _triton_chunk_backward as triton_chunk_backward
+from recurra.ops.scan import _triton as scan_kernels
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
 REGISTERS, WARPS = 65_536, 64

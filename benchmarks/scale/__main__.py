@@ -17,8 +17,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from recurra._files.digests import file_sha256, json_sha256, read_stamped
 from recurra.data.corpus import INDEX
-from recurra.files.digests import file_sha256, json_sha256, read_stamped
 from recurra.train.metrics import read_metrics
 
 RECIPE = """

@@ -17,9 +17,9 @@ import torch
 
 from recurra.models.registry import DataSizes
 from recurra.state import detach
+from recurra.train._process import keep_large_blocks
 from recurra.train.losses import Objective
 from recurra.train.optimizer import build_optimizer
-from recurra.train.process import keep_large_blocks
 from recurra.train.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "ptb" / "gateloop.yaml"

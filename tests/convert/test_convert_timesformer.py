@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TimesformerConfig, TimesformerForVideoClassification
 
-from recurra.video.published import _timesformer_from_huggingface, _timesformer_from_original
+from recurra.video._published import _timesformer_from_huggingface, _timesformer_from_original
 
 FRAMES, HEADS = 3, 3
 KINDS = {"divided": "divided_space_time", "joint": "joint_space_time", "space": "space_only"}

@@ -15,10 +15,10 @@ from benchmarks.faults.binary_mutants import (
     write_safetensors,
 )
 
+from recurra._files.digests import content_digest
+from recurra._files.weights import read_safetensors
 from recurra.convert.portable import PortableModel, load_single_file, save_single_file
 from recurra.data.tokenizers import Vocabulary
-from recurra.files.digests import content_digest
-from recurra.files.weights import read_safetensors
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 WORDS = Vocabulary.from_text(["a cat and a dog\n"])

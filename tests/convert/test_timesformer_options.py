@@ -3,7 +3,7 @@
 import pytest
 from tests.convert.test_convert_timesformer import HEADS, KINDS, hugging_face, original
 
-from recurra.video.published import _timesformer_from_huggingface, _timesformer_from_original
+from recurra.video._published import _timesformer_from_huggingface, _timesformer_from_original
 
 
 @pytest.mark.parametrize("attention", KINDS)

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.data import documents
+from recurra._files.writing import locked
+from recurra.data import _documents as documents
 from recurra.data import prepare as preparing
+from recurra.data._documents import find_units
 from recurra.data.batches import IGNORED_TARGET
 from recurra.data.corpus import ShardCorpus, ShardedTokens
-from recurra.data.documents import find_units
 from recurra.data.prepare import Preparation, prepare
 from recurra.data.text import TextConfig
 from recurra.data.tokenizers import Vocabulary
-from recurra.files.writing import locked
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train.evaluate import evaluate
 
@@ -32,7 +32,7 @@ SPLITS = {"train": 60, "valid": 9, "test": 5}
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr("recurra.data.documents._PIECE_BYTES", 300)
+    monkeypatch.setattr("recurra.data._documents._PIECE_BYTES", 300)
 
 
 @pytest.fixture

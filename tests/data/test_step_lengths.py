@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recurra.data._text_batches import DrawnLengths, StreamSource
 from recurra.data.text import TextConfig
-from recurra.data.text_batches import DrawnLengths, StreamSource
 
 
 @given(

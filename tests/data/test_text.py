@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from recurra.data._text_batches import ExcerptSource, StreamSource
 from recurra.data.batches import IGNORED_TARGET, DataSet
 from recurra.data.text import TextConfig
-from recurra.data.text_batches import ExcerptSource, StreamSource
 from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))

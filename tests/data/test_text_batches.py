@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recurra.data._text_batches import ExcerptSource, OverlappingSource, StreamSource
 from recurra.data.batches import IGNORED_TARGET, BatchSource
-from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
 
 
 def streams(n, training, **options):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from recurra.decoding._products import BLOCK
 from recurra.decoding.linear import DecodingLinear
-from recurra.decoding.products import BLOCK
 
 OTHERS = {
     "AVX2": ("haswell", "+avx2,+fma"),
@@ -19,8 +19,8 @@ _PROGRAM = """
 import sys
 import torch
 from recurra.decoding.linear import PANEL, QUAD
-from recurra.decoding.products import _PER_PRODUCT, RECORD, round_inputs
-from recurra.decoding.tiles import int4_one, int8_two
+from recurra.decoding._products import _PER_PRODUCT, RECORD, round_inputs
+from recurra.decoding._tiles import int4_one, int8_two
 from recurra.ops._toolkit.launch import compile_function
 
 @compile_function

@@ -266,7 +266,7 @@ def test_the_fastest_form_there_is():
 
 
 def test_a_program_that_is_wrong_is_refused(monkeypatch):
-    from recurra.decoding import lowering
+    from recurra.decoding import _lowering as lowering
 
     monkeypatch.setitem(lowering.RULES, "aten.gelu.default", lambda memory, out, x, **_: memory.map("silu", out, x))
     with pytest.raises(ValueError, match="gives other numbers than the model"):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding.linear import DTYPES, DecodingLinear
-from recurra.decoding.program import StepProgram, lower_step
 from recurra.decoding.steps import CompiledStep, TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from recurra.decoding._products import BLOCK, rounded
 from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear, pack_linear_layers
-from recurra.decoding.products import BLOCK, rounded
 from recurra.layers.filters import ImplicitFilters
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 

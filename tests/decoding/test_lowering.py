@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding.memory import StepNotCompiled
-from recurra.decoding.program import StepProgram, lower_step
 from recurra.ops.delta_rule.operator import delta_rule
 from recurra.ops.gate_loop import fused  # noqa: F401  (the operator of the rule)
 from recurra.ops.scan import operator as operators  # noqa: F401

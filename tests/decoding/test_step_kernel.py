@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from recurra.decoding._products import rounded
+from recurra.decoding._program import StepProgram, _LoweredStep
 from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.memory import StepMemory, StepNotCompiled
-from recurra.decoding.products import rounded
-from recurra.decoding.program import StepProgram, _LoweredStep
 
 
 def run(memory, inputs=(), outputs=(), again=None):

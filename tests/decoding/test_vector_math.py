@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.decoding.instructions import FUNCTIONS
-from recurra.decoding.tiles import apply
+from recurra.decoding._instructions import FUNCTIONS
+from recurra.decoding._tiles import apply
 from recurra.ops._toolkit.launch import compile_function
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, store
 

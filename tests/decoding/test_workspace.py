@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurra.decoding.instructions import MAP, Instruction, Place, share_workspace
+from recurra.decoding._instructions import MAP, Instruction, Place, share_workspace
 
 
 @given(st.data())

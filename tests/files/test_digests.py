@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from recurra.files.digests import (
+from recurra._files.digests import (
     checked_stamp,
     file_sha256,
     json_sha256,

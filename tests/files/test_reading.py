@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recurra.files.reading import parse_json, parse_yaml, read_json, read_text, read_yaml, require_fields
+from recurra._files.reading import parse_json, parse_yaml, read_json, read_text, read_yaml, require_fields
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recurra.files.digests import content_digest
-from recurra.files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
+from recurra._files.digests import content_digest
+from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),

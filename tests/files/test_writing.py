@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from recurra.files.writing import leftovers, replacing
+from recurra._files.writing import leftovers, replacing
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -14,12 +14,12 @@ import torch
 import uvicorn
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve.app import create_app
-from recurra.serve.engine import Engine
-from recurra.serve.http import ServeSettings
-from recurra.serve.model import ServedModel
-from recurra.serve.requests import EndEvent, Event, Request, TokenEvent
-from recurra.serve.service import Service
+from recurra.serve._app import create_app
+from recurra.serve._engine import Engine
+from recurra.serve._http import ServeSettings
+from recurra.serve._model import ServedModel
+from recurra.serve._requests import EndEvent, Event, Request, TokenEvent
+from recurra.serve._service import Service
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from recurra.analysis.gates import record_gates
-from recurra.serve.model import ServedModel, StreamState
-from recurra.serve.requests import Request, TokenDetails, _PromptReport
+from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._requests import Request, TokenDetails, _PromptReport
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -216,7 +216,7 @@ def test_a_step_that_fails_is_not_read_twice(exact, monkeypatch, fails):
         return [ValueError("none")]
 
     monkeypatch.setattr(
-        "recurra.serve.engine.choose" if fails == "choosing" else "recurra.serve.engine.token_logprobs", failing
+        "recurra.serve._engine.choose" if fails == "choosing" else "recurra.serve._engine.token_logprobs", failing
     )
     rounds.run()
     (end,) = rounds.ends(turn)

@@ -8,10 +8,10 @@ import httpx
 import openai
 import pytest
 
-from recurra.serve import http
-from recurra.serve.app import _JsonLines
-from recurra.serve.http import ServeSettings
-from recurra.serve.service import Service
+from recurra.serve import _http as http
+from recurra.serve._app import _JsonLines
+from recurra.serve._http import ServeSettings
+from recurra.serve._service import Service
 
 from .conftest import Running
 

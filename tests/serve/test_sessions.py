@@ -11,10 +11,10 @@ import httpx
 import pytest
 import torch
 
-from recurra.serve.http import ServeSettings
-from recurra.serve.model import StreamState
-from recurra.serve.service import Service
-from recurra.serve.sessions import _MOST_CHECKPOINTS, _Checkpoints
+from recurra.serve._http import ServeSettings
+from recurra.serve._model import StreamState
+from recurra.serve._service import Service
+from recurra.serve._sessions import _MOST_CHECKPOINTS, _Checkpoints
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -183,7 +183,7 @@ def full_disk():
         raise sqlite3.OperationalError("database or disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recurra.serve.store.write", lambda *_, **__: fails)
+        patch.setattr("recurra.serve._store.write", lambda *_, **__: fails)
         yield
 
 

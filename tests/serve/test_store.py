@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.serve import store
-from recurra.serve.store import READ, WRITTEN, SessionRecord, SessionStore, Transcript, TranscriptPart, pack, unpack
+from recurra.serve import _store as store
+from recurra.serve._store import READ, WRITTEN, SessionRecord, SessionStore, Transcript, TranscriptPart, pack, unpack
 from recurra.state import tensors
 
 from .conftest import language_model

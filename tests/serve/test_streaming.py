@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from recurra.serve.http import ApiError, ServeSettings
-from recurra.serve.model import StreamState
-from recurra.serve.requests import EndEvent, Request, TokenDetails, TokenEvent
-from recurra.serve.service import Service
-from recurra.serve.streaming import EventQueue
+from recurra.serve._http import ApiError, ServeSettings
+from recurra.serve._model import StreamState
+from recurra.serve._requests import EndEvent, Request, TokenDetails, TokenEvent
+from recurra.serve._service import Service
+from recurra.serve._streaming import EventQueue
 
 from .conftest import asking
 

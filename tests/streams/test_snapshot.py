@@ -8,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recurra.files.digests import content_digest
-from recurra.files.weights import read_safetensors
+from recurra._files.digests import content_digest
+from recurra._files.weights import read_safetensors
 from recurra.state import map_tensors, n_bytes, tensors
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream

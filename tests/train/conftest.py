@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import require_layout
-from recurra.data.text_batches import StreamSource
+from recurra.data._text_batches import StreamSource
 from recurra.models.registry import DataSizes
 from recurra.models.shell import negative_log_likelihood
 from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig

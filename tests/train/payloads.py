@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from recurra.train.resumable import _random_state
+from recurra.train._resumable import _random_state
 
 
 def payload(**changes: Any) -> dict[str, Any]:

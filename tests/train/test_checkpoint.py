@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from tests.train.payloads import payload
 from torch import nn
 
-from recurra.files.digests import content_digest
-from recurra.files.weights import write_safetensors
+from recurra._files.digests import content_digest
+from recurra._files.weights import write_safetensors
 from recurra.train.checkpoint import (
     CheckpointError,
     CheckpointFolder,

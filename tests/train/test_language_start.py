@@ -10,9 +10,9 @@ from recurra.convert.portable import PortableModel, save_single_file
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+from recurra.train._start import start_language_model
 from recurra.train.formats import _save_run
 from recurra.train.recipe import load_recipe
-from recurra.train.start import start_language_model
 
 WORDS = Vocabulary.from_text(["a cat and a dog\n"])
 CONFIG = LanguageModelConfig(len(WORDS), len(WORDS), n_layer=2, d_model=8, d_channel_mixing=8, mixer=["s5", "min-gru"])

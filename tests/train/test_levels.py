@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.train.conftest import VOCABULARY
 
 from recurra.data.batches import Batch
-from recurra.train.distributed import Ranks
+from recurra.train._distributed import Ranks
 from recurra.train.evaluate import evaluate
 from recurra.train.loop import Trainer
 from recurra.train.losses import Levels

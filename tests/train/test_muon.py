@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import AdamW
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train._muon import Muon, _orthogonalise, matrix_ids
 from recurra.train.config import OptimizerConfig
-from recurra.train.muon import Muon, _orthogonalise, matrix_ids
 from recurra.train.optimizer import parameter_groups
 
 

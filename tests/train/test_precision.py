@@ -7,11 +7,11 @@ import torch
 from rich.console import Console
 from tests.train.runs.conftest import RECIPES
 
-from recurra.train import process as precision
+from recurra.train import _process as precision
+from recurra.train._process import has_native_bfloat16, settled
+from recurra.train._start import resume_run, start_run
 from recurra.train.config import TrainingConfig
-from recurra.train.process import has_native_bfloat16, settled
 from recurra.train.recipe import load_recipe
-from recurra.train.start import resume_run, start_run
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
+from recurra.train._process import set_up_process
 from recurra.train.config import TrainingConfig
-from recurra.train.process import set_up_process
 
 
 @pytest.mark.parametrize("count", ["1", "", "several"])

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from tests.train.payloads import payload
 
+from recurra.train._resumable import _random_state, _set_random_state
 from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
-from recurra.train.resumable import _random_state, _set_random_state
 
 
 def draw() -> list[float]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.train.distributed import recompute_blocks
+from recurra.train._distributed import recompute_blocks
 
 
 def gradients(model, tokens):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tests.train.launched import curve, launch, train, write_corpus, write_recipe
 
+from recurra.train._start import start_language_model
 from recurra.train.checkpoint import CheckpointFolder, load_checkpoint, scored_weights
 from recurra.train.run import open_run
-from recurra.train.start import start_language_model
 
 GATELOOP = {"model": ", mixer_options: {d_qk: 8, d_v: 8}"}
 CLIPPED = "optimizer: {gradient_clip: 0.3, learning_rate: 0.02}\naveraging: {start_step: 3, decay: 0.8}"

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from recurra.train.process import StopSignal
+from recurra.train._process import StopSignal
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

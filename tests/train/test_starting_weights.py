@@ -5,9 +5,9 @@ from tests.train.payloads import payload
 from torch import nn
 
 from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
+from recurra.video._published import start_from
 from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
 from recurra.video.pi_vit import PIViT, PIViTConfig
-from recurra.video.published import start_from
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 SMALL = {"patch_size": 4, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import recurra.convert.export.page_files
-from recurra.convert.export.page_files import PAGE, RUNTIME, WEBGPU, page_file
+import recurra.convert.export._page_files
+from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "web"
-BUILT = Path(recurra.convert.export.page_files.__file__).parent / "page"
+BUILT = Path(recurra.convert.export._page_files.__file__).parent / "page"
 RECORD = json.loads((BUILT / "build.json").read_text())
 
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
+from recurra._files.writing import replacing
 from recurra.checks import require_at_least, require_positive, sentence
 from recurra.cli.arguments import FILE, FOLDER, add_checkpoint, add_device, command_parser, split_overrides
-from recurra.files.writing import replacing
-from recurra.train.process import chosen_device
+from recurra.train._process import chosen_device
 from recurra.train.run import Run, open_run
 from recurra.video.reader import VideoError
 from recurra.video.task import ContactSheet, SegmentPrediction, classify_video

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data.batches import SPLITS
+from recurra.train._process import chosen_device, keep_large_blocks
 from recurra.train.evaluate import TEMPERATURES
-from recurra.train.process import chosen_device, keep_large_blocks
 from recurra.train.run import DETAILS, calibrated_temperature, open_run, score_run, write_scores
 
 _DESCRIPTION = """\

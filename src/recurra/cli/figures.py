@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
+from recurra._files.writing import replacing
 from recurra.analysis.gradient_flow import GradientFlow
 from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
@@ -20,7 +21,7 @@ from recurra.analysis.plots.scores import perplexity_over_flops
 from recurra.checks import require_at_least
 from recurra.cli.arguments import FILE, FOLDER, NUMBER, add_checkpoint, command_parser, split_overrides
 from recurra.data.batches import SPLITS
-from recurra.files.writing import replacing
+from recurra.train._process import keep_large_blocks
 from recurra.train.figures import (
     CostRow,
     cost_curves,
@@ -32,7 +33,6 @@ from recurra.train.figures import (
     scored_perplexity,
     write_gradients,
 )
-from recurra.train.process import keep_large_blocks
 from recurra.train.run import open_run
 
 _PLOT = """\

@@ -11,8 +11,8 @@ from recurra.cli import missing_extra
 from recurra.cli.arguments import command_parser
 from recurra.models.registry import list_models
 from recurra.ops._toolkit.backends import Backend, choose_backend
+from recurra.train._process import hardware, has_native_bfloat16
 from recurra.train.checkpoint import versions
-from recurra.train.process import hardware, has_native_bfloat16
 from recurra.train.task import experiment_names
 
 

@@ -6,8 +6,8 @@ from time import perf_counter
 
 from recurra.cli.arguments import command_parser
 from recurra.data import prepare as preparing
+from recurra.data._documents import SOURCES
 from recurra.data.corpus import ENCODERS
-from recurra.data.documents import SOURCES
 
 _DESCRIPTION = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.

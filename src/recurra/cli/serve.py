@@ -25,7 +25,7 @@ Without an API key the server listens on this machine only. RECURRA_API_KEY in t
 def serve(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
-    from recurra.serve.app import serve_runs  # loads FastAPI
+    from recurra.serve._app import serve_runs  # loads FastAPI
 
     return serve_runs(arguments.runs, _settings(arguments), arguments, overrides)
 
@@ -55,7 +55,7 @@ def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPar
 
 
 def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
-    from recurra.serve.http import ServeSettings
+    from recurra.serve._http import ServeSettings
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
     if arguments.api_key_file is not None:
@@ -91,7 +91,7 @@ def explore(words: Sequence[str]) -> int:
     made = _parser("explore", _EXPLORE)
     made.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
     arguments = made.parse_args(own)
-    from recurra.serve.app import serve_runs  # loads FastAPI
+    from recurra.serve._app import serve_runs  # loads FastAPI
 
     address = _page_address(arguments.host, arguments.port)
     print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from recurra.checks import require, sentence
 from recurra.cli.arguments import command_parser, split_overrides
+from recurra.train._process import keep_large_blocks
+from recurra.train._start import default_run_folder, resume_run, start_run
 from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.train.loop import Trainer
-from recurra.train.process import keep_large_blocks
 from recurra.train.recipe import load_recipe
 from recurra.train.run_folder import RunFolder
-from recurra.train.start import default_run_folder, resume_run, start_run
 
 _DESCRIPTION = """\
 Train a recipe with every combination of some values, each run in its own folder, and print a table, the best run first.

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from recurra._files.digests import content_digest
+from recurra._files.reading import parse_json, require_fields
+from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
+from recurra._files.writing import replacing
 from recurra.checks import require, sentence
 from recurra.data.tokenizers import BytePairEncoding, TextEncoder, Vocabulary
-from recurra.files.digests import content_digest
-from recurra.files.reading import parse_json, require_fields
-from recurra.files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
-from recurra.files.writing import replacing
 from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5

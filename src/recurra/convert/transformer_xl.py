@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require, require_choice, sentence
 from recurra.convert.portable import NO_CROSS_ATTENTION, Neutral, renamed, take_neutral
-from recurra.convert.published.settings import OF_NO_CONCERN
+from recurra.convert.published._settings import OF_NO_CONCERN
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 _RENAMED = {

@@ -10,11 +10,11 @@ from typing import BinaryIO, Literal
 import numpy as np
 import torch
 
+from recurra._files.digests import MANIFEST, file_sha256, read_stamped
 from recurra.checks import require, require_choice, sentence
 from recurra.data.batches import MIXTURES, SHARDS, SPLITS, Batch, Split, random_generator, require_step
 from recurra.data.files import Cache, TextFile, find_text_files, progress, require_splits
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
-from recurra.files.digests import MANIFEST, file_sha256, read_stamped
 
 # Increase this when the same text and vocabulary give different tokens than before: old cache entries are then remade.
 _ENCODING = 1

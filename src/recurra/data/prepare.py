@@ -20,9 +20,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from recurra._files.digests import file_sha256, read_stamped, write_stamped
+from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import require, require_choice, require_whole_number, sentence
+from recurra.data._documents import PREPARED, Source, Unit, corpus_path, find_units
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
-from recurra.data.documents import PREPARED, Source, Unit, corpus_path, find_units
 from recurra.data.files import progress, require_write_bit
 from recurra.data.tokenizers import (
     EOS,
@@ -34,8 +36,6 @@ from recurra.data.tokenizers import (
     count_words,
     split_lines,
 )
-from recurra.files.digests import file_sha256, read_stamped, write_stamped
-from recurra.files.writing import leftovers, locked, replacing
 
 _Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """`map`, whose function may run in other processes; results come in their order."""

@@ -17,10 +17,10 @@ from recurra.checks import (
     require_whole_number,
     sentence,
 )
+from recurra.data._text_batches import DrawnLengths, ExcerptSource, OverlappingSource, PackedSource, StreamSource
 from recurra.data.batches import BatchSource, Split, require_rank
 from recurra.data.corpus import ENCODERS, TOKENIZER, MixtureSource, ShardCorpus, ShardedTokens, TextCorpus
 from recurra.data.files import saying_cache, user_cache_folder
-from recurra.data.text_batches import DrawnLengths, ExcerptSource, OverlappingSource, PackedSource, StreamSource
 from recurra.data.tokenizers import TextEncoder
 
 
@@ -251,7 +251,7 @@ def has_prepared(config: TextConfig, vocabulary: TextEncoder) -> bool:
 
 def _shards_folder(config: TextConfig) -> Path:
     """Name the folder of the cache into which a corpus is prepared."""
-    from recurra.data.documents import corpus_path, training_identity
+    from recurra.data._documents import corpus_path, training_identity
 
     assert config.source != "folder"
     assert config.source != "shards"

@@ -13,10 +13,10 @@ from typing import Any, Protocol, SupportsIndex, runtime_checkable
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from recurra._files.digests import STAMP, checked_stamp, stamped, text_sha256
+from recurra._files.reading import one_line, parse_json, read_json, read_text
+from recurra._files.writing import replacing
 from recurra.checks import kind_of, require, require_whole_number, sentence
-from recurra.files.digests import STAMP, checked_stamp, stamped, text_sha256
-from recurra.files.reading import one_line, parse_json, read_json, read_text
-from recurra.files.writing import replacing
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_choice, require_layout, sentence
-from recurra.decoding.instructions import KINDS
+from recurra.decoding._instructions import KINDS
 from recurra.ops._operator import Operator, usable_threads
 
 # --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---
@@ -131,7 +131,7 @@ def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
 
 
 def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
-    from recurra.decoding.matvec import matvec_kernel, multiply_share, room_bytes
+    from recurra.decoding._matvec import matvec_kernel, multiply_share, room_bytes
 
     if y.numel() == 0:
         return

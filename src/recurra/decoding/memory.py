@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recurra.decoding.instructions import DIMENSIONS, FUNCTIONS, LINEAR, LOOK_UP, MAP, NORMALISE, Instruction, Place
+from recurra.decoding._instructions import DIMENSIONS, FUNCTIONS, LINEAR, LOOK_UP, MAP, NORMALISE, Instruction, Place
 from recurra.decoding.linear import describe_weights
 
 

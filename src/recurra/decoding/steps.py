@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least, sentence
+from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
-from recurra.decoding.program import StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.state import tensors
 

@@ -71,7 +71,7 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
 
 
 def _forward(keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[tuple, tuple]:
-    from recurra.layers.cpu import shifted_products_kernels
+    from recurra.layers._cpu import shifted_products_kernels
 
     inputs, before, rows = last_dim_contiguous(x.detach()), state.detach().contiguous(), weight.contiguous()
     added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
@@ -81,7 +81,7 @@ def _forward(keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor 
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.layers.cpu import shifted_products_kernels
+    from recurra.layers._cpu import shifted_products_kernels
 
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved

@@ -32,7 +32,7 @@ def _cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, 
 
 def _forward(keep: bool, logits: Tensor, targets: Tensor) -> tuple[tuple, tuple]:
     """loss = log_sum - x_target; its gradient is softmax(x), less 1 at the target."""
-    from recurra.layers.cpu import cross_entropy_kernels
+    from recurra.layers._cpu import cross_entropy_kernels
 
     dense, (rows, columns) = logits.detach().contiguous(), logits.shape
     largest, sums = (dense.new_empty(rows, dtype=torch.float32) for _ in range(2))
@@ -48,7 +48,7 @@ def _forward(keep: bool, logits: Tensor, targets: Tensor) -> tuple[tuple, tuple]
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor, None]:
-    from recurra.layers.cpu import cross_entropy_kernels
+    from recurra.layers._cpu import cross_entropy_kernels
 
     (gradient,), (logits, targets, largest, log_sums) = gradients, saved
     dense, (rows, columns) = logits.contiguous(), logits.shape

@@ -76,7 +76,7 @@ def _positive_features_reference(
 
 
 def _forward(keep: bool, q: Tensor, k: Tensor, less: Tensor, start: Tensor) -> tuple[tuple, tuple]:
-    from recurra.layers.cpu import positive_features_kernel
+    from recurra.layers._cpu import positive_features_kernel
 
     dense = [x.detach().contiguous() for x in (q, k, less)]
     peak = start.detach().clone(memory_format=torch.contiguous_format)

@@ -80,7 +80,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _forward(keep: bool, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[tuple, tuple]:
-    from recurra.layers.cpu import turned_kernels
+    from recurra.layers._cpu import turned_kernels
 
     dense = [_plain(x.detach()) for x in (b, c, scale)]
     unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
@@ -91,7 +91,7 @@ def _forward(keep: bool, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) ->
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.layers.cpu import turned_kernels
+    from recurra.layers._cpu import turned_kernels
 
     b, c, angles, scale, unit = saved
     _check(b, c, angles, scale)  # again: hooks may have changed what was saved

@@ -11,8 +11,8 @@ from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops._operator import transforms_are_active
+from recurra.ops.cells._gru_steps import kernels_take
 from recurra.ops.cells.gru import HiddenWeights, gru_after, gru_after_reference
-from recurra.ops.cells.gru_steps import kernels_take
 
 
 class GRUState(NamedTuple):

@@ -14,7 +14,7 @@ from recurra.layers.attention import dot_product_attention
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import StateSpec
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.models.adaptive_shell import EncodedShell, TransformerConfig, initialise, make_block, make_dropout
+from recurra.models._adaptive_shell import EncodedShell, TransformerConfig, initialise, make_block, make_dropout
 from recurra.models.registry import register_model
 
 

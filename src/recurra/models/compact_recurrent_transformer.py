@@ -13,7 +13,7 @@ from recurra.mixers.base import Mixer
 from recurra.mixers.relative_attention import RelativeAttention
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.segment_attention import SegmentAttention
-from recurra.models.adaptive_shell import (
+from recurra.models._adaptive_shell import (
     AdaptiveShell,
     TransformerConfig,
     draw_biases,

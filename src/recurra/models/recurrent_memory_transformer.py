@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recurra.checks import require_at_least, require_layout
 from recurra.layers.attention import AttentionWindow
 from recurra.mixers.relative_attention import RelativeAttention
-from recurra.models.adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, require_position
+from recurra.models._adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, require_position
 from recurra.models.registry import register_model
 
 

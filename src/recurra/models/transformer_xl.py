@@ -14,7 +14,7 @@ from recurra.mixers.relative_attention import (
     RelativeAttention,
     RelativeAttentionState,
 )
-from recurra.models.adaptive_shell import (
+from recurra.models._adaptive_shell import (
     EncodedShell,
     PreNormMemoryBlock,
     TransformerConfig,

@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from recurra._files.digests import content_digest
+from recurra._files.reading import parse_json
+from recurra._files.weights import read_safetensors
+from recurra._files.writing import replacing
 from recurra.checks import kind_of, sentence
-from recurra.files.digests import content_digest
-from recurra.files.reading import parse_json
-from recurra.files.weights import read_safetensors
-from recurra.files.writing import replacing
 from recurra.state import fill_in, n_bytes, name_tensors, state_from_plain, state_to_plain
 from recurra.streams.sampling import RECENT_TOKENS
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from recurra import __version__
+from recurra._files.digests import MANIFEST, content_digest
+from recurra._files.reading import parse_json
+from recurra._files.weights import read_metadata, read_safetensors, require_finite, shape_difference, write_safetensors
+from recurra._files.writing import NO_ROOM, discard, free_bytes, replacing
 from recurra.checks import kind_of, sentence
-from recurra.files.digests import MANIFEST, content_digest
-from recurra.files.reading import parse_json
-from recurra.files.weights import read_metadata, read_safetensors, require_finite, shape_difference, write_safetensors
-from recurra.files.writing import NO_ROOM, discard, free_bytes, replacing
 
 if TYPE_CHECKING:
-    from recurra.train.distributed_checkpoint import Target
+    from recurra.train._distributed_checkpoint import Target
 
 _FORMAT = "recurra checkpoint"
 SUFFIX = ".safetensors"
@@ -189,7 +189,7 @@ def _copy(tensor: Tensor, device: torch.device | str, strides: list[int] | None)
 
 
 def _load_folder(path: Path, target: "Target | None") -> Payload:
-    from recurra.train.distributed_checkpoint import load_sharded  # slow to import
+    from recurra.train._distributed_checkpoint import load_sharded  # slow to import
 
     return load_sharded(path, target)
 

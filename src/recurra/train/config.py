@@ -21,7 +21,7 @@ from recurra.checks import (
     sentence,
 )
 from recurra.registry import Registry
-from recurra.train.muon import Muon
+from recurra.train._muon import Muon
 
 _LARGEST_SIDE = 1024
 """A side of a matrix with more rows or columns than this, such as a vocabulary, keeps its own basis."""

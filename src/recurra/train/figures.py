@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from recurra._files.writing import replacing
 from recurra.analysis.cost import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.gates import GateRecord, record_gates
 from recurra.analysis.gradient_flow import GradientFlow, Track, measure_gradient_flow, memory_rnn, untracked
@@ -19,7 +20,6 @@ from recurra.analysis.plots.scores import CostPoint, accuracy_over_span
 from recurra.checks import require_at_least, sentence
 from recurra.data.batches import Split
 from recurra.data.memory_horizon import SpanAccuracy
-from recurra.files.writing import replacing
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
 from recurra.train.experiment import Experiment

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from recurra._files.digests import STAMP
+from recurra._files.writing import replacing
 from recurra.checks import require, require_choice, sentence
-from recurra.convert.export.page_files import PAGE, RUNTIME, WEBGPU, page_file
+from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.convert.published.folder import (
@@ -31,15 +33,13 @@ from recurra.convert.published.folder import (
     without_unused_tokens,
 )
 from recurra.data.tokenizers import Vocabulary
-from recurra.files.digests import STAMP
-from recurra.files.writing import replacing
 from recurra.models.registry import entry_of
 from recurra.models.shell import LanguageModelShell
 from recurra.streams.continuation import start_of
+from recurra.train._resumable import Position
 from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.experiment import to_plain
 from recurra.train.recipe import load_recipe, to_yaml
-from recurra.train.resumable import Position
 from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import experiment_name, find_task
@@ -280,7 +280,8 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
     encoder = run.tokenizer  # first: only text runs have one
     model = require_exportable(run.model)
     try:
-        from recurra.convert.export import onnx_file, run_file
+        from recurra.convert.export import _run_file as run_file
+        from recurra.convert.export import onnx_file
         from recurra.convert.export.onnx_file import OnnxModel
         from recurra.convert.huggingface.tokenizer import fast_tokenizer
     except ImportError as error:

@@ -18,13 +18,13 @@ from torch.nn.utils import get_total_norm
 from recurra.checks import sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.state import detach
+from recurra.train._distributed import Ranks, local, whole
+from recurra.train._process import StopSignal, hardware, precision_note
+from recurra.train._resumable import OpenData, ResumableRun
 from recurra.train.checkpoint import Payload, versions
-from recurra.train.distributed import Ranks, local, whole
 from recurra.train.experiment import Experiment
 from recurra.train.metrics import JsonLog, MetricLog, RunningSums, RunProgress, TensorBoardLog
 from recurra.train.optimizer import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
-from recurra.train.process import StopSignal, hardware, precision_note
-from recurra.train.resumable import OpenData, ResumableRun
 from recurra.train.run_folder import RunFolder
 from recurra.train.sequence_parallel import final_state
 

@@ -13,8 +13,8 @@ from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource
 from recurra.layers.embeddings import few_targets
 from recurra.models.language_model import LanguageModel
 from recurra.models.shell import LanguageModelShell
+from recurra.train._distributed import Ranks
 from recurra.train.config import TrainingConfig
-from recurra.train.distributed import Ranks
 from recurra.train.metrics import RunningSums
 from recurra.train.sequence_parallel import Pieces, in_pieces
 

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from recurra._files.reading import parse_json, read_text, require_fields
+from recurra._files.writing import naming, replacing
 from recurra.checks import require, sentence
-from recurra.files.reading import parse_json, read_text, require_fields
-from recurra.files.writing import naming, replacing
-from recurra.train.distributed import Ranks
+from recurra.train._distributed import Ranks
 
 _Record = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from recurra.checks import sentence
+from recurra.train._muon import matrix_ids
 from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerConfig, ScheduleConfig, optimizer_factory
-from recurra.train.muon import matrix_ids
 
 # --- schedule: a pure function of the step, so that nothing is saved and nothing drifts when a run resumes ---
 

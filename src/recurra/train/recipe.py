@@ -12,8 +12,8 @@ from typing import Any, Literal
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from recurra._files.reading import one_line, parse_yaml, read_yaml
 from recurra.checks import require, sentence
-from recurra.files.reading import one_line, parse_yaml, read_yaml
 from recurra.train.experiment import Experiment, sections_of, to_plain
 from recurra.train.task import experiment_names
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from recurra._files.reading import read_json
+from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import DataSet, Split
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.data.tokenizers import TextEncoder
-from recurra.files.reading import read_json
-from recurra.files.writing import write_json
 from recurra.models.registry import DataSizes, VideoSizes
 from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
 from recurra.train.evaluate import EvaluationResult

@@ -8,9 +8,9 @@ from typing import Any
 
 from filelock import FileLock
 
+from recurra._files.reading import read_json
+from recurra._files.writing import discard, leftovers, replacing, take_lock, write_json
 from recurra.checks import sentence
-from recurra.files.reading import read_json
-from recurra.files.writing import discard, leftovers, replacing, take_lock, write_json
 from recurra.train.checkpoint import CheckpointFolder, Payload, is_checkpoint_file, load_checkpoint
 
 _SUMMARY_AGAIN = "remove the file; a resumed run writes it again"

@@ -16,9 +16,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from recurra._files.reading import read_json
 from recurra.checks import require, sentence
 from recurra.data.batches import VIDEO_CLIPS, random_generator
-from recurra.files.reading import read_json
 from recurra.video.layouts import CheckedVideo
 from recurra.video.reader import VideoFile, VideoFrames, VideoInfo
 

@@ -16,7 +16,7 @@ from recurra.mixers.rnn import RNN, RNNState
 from recurra.models.compact_recurrent_transformer import CELLS
 from recurra.models.registry import VideoSizes, register_model
 from recurra.ops.cells.gru import GRUCell
-from recurra.video.space_time import NORM_EPS, DividedBlock, DividedEncoder, VideoTransformerConfig, initialise
+from recurra.video._space_time import NORM_EPS, DividedBlock, DividedEncoder, VideoTransformerConfig, initialise
 from recurra.video.timesformer import VideoModel
 
 

@@ -21,10 +21,10 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
+from recurra._files.digests import read_stamped, write_stamped
 from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
 from recurra.data.batches import MOTIONS, random_generator
 from recurra.data.files import progress, user_cache_folder
-from recurra.files.digests import read_stamped, write_stamped
 from recurra.video.data import VideoConfig, VideoData
 from recurra.video.reader import VideoInfo, require_av
 

@@ -20,7 +20,7 @@ from recurra.layers.embeddings import IGNORED_TARGET, require_targets
 from recurra.layers.norms import at_least_float32
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.shell import negative_log_likelihood
-from recurra.video.space_time import SpaceTimeEncoder, initialise, require_clip
+from recurra.video._space_time import SpaceTimeEncoder, initialise, require_clip
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig, TimeSformerState
 
 _D_JOINTS = 256

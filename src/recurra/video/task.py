@@ -11,24 +11,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recurra._files.reading import read_text
+from recurra._files.writing import replacing
 from recurra.analysis.gradient_flow import Thinned
 from recurra.analysis.plots.figure import save_png
 from recurra.analysis.plots.sheets import contact_sheet
 from recurra.checks import require, require_positive, sentence
 from recurra.data.batches import DataSet
-from recurra.files.reading import read_text
-from recurra.files.writing import replacing
 from recurra.models.registry import ModelEntry, VideoSizes
 from recurra.models.shell import evaluation_mode
 from recurra.train.experiment import Experiment
 from recurra.train.run import Run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import Task, find_experiment, register_task
-from recurra.video.classification import class_scores, classify_videos
+from recurra.video._classification import class_scores, classify_videos
+from recurra.video._published import start_from
 from recurra.video.clips import evaluation_crops, resize_short_side
 from recurra.video.data import VideoConfig, VideoData
 from recurra.video.motions import MotionsConfig
-from recurra.video.published import start_from
 from recurra.video.reader import VideoFile
 
 

@@ -12,7 +12,7 @@ from recurra.checks import kind_of, require_choice, require_layout, require_tens
 from recurra.layers.embeddings import require_targets
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.shell import negative_log_likelihood
-from recurra.video.space_time import (
+from recurra.video._space_time import (
     ENCODERS,
     NORM_EPS,
     SegmentEmbedding,

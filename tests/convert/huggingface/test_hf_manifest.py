@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from tests.convert.huggingface.conftest import VOCABULARY, build
 from transformers import AutoModelForCausalLM
 
+from recurra._files.digests import MANIFEST, read_manifest, stamped
 from recurra.convert.huggingface.folder import load_folder, save_folder
 from recurra.convert.portable import PortableModel
 from recurra.data.tokenizers import Vocabulary
-from recurra.files.digests import MANIFEST, read_manifest, stamped
 
 WORDS = Vocabulary.from_text([" ".join(f"w{number}" for number in range(VOCABULARY - 2))])
 WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"

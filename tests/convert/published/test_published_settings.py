@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.convert.published.conftest import CASES, ROTATION
 
+from recurra.convert.published._settings import Settings
 from recurra.convert.published.folder import ARCHITECTURES
-from recurra.convert.published.settings import Settings
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from recurra.ops.cells import gru_triton
+from recurra.ops.cells import _gru_triton as gru_triton
 from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra.mixers.rnn import RNN
-from recurra.ops.cells import gru_steps
+from recurra.ops.cells import _gru_steps as gru_steps
 from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
 from recurra.ops.cells.ncgru import NCGRUCell
 
@@ -136,7 +136,7 @@ def test_kernels_take_the_steps_on_a_cpu(dtype, batch, takes):
 def test_kernels_take_the_steps_on_a_card(monkeypatch, size, takes):
     """There is none here: tensors without numbers stand in for those on it."""
     pytest.importorskip("triton", reason="Triton is not installed here")
-    from recurra.ops.cells import gru_triton
+    from recurra.ops.cells import _gru_triton as gru_triton
 
     with FakeTensorMode():
         projected = torch.empty(2, 3, 3 * size, dtype=torch.float16, device="cuda")

@@ -8,7 +8,7 @@ import torch
 
 from recurra import gate_loop
 from recurra.ops._toolkit.triton import Plan
-from recurra.ops.gate_loop import triton as triton_kernels
+from recurra.ops.gate_loop import _triton as triton_kernels
 from recurra.ops.gate_loop.fused import Planes, fused
 from recurra.ops.gate_loop.operator import gate_loop_real_part
 

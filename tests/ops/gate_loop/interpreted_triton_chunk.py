@@ -13,8 +13,9 @@ from torch.func import jvp, vmap
 
 from recurra import gate_loop
 from recurra.ops._toolkit.triton import default_tiles
-from recurra.ops.gate_loop import operator, triton_chunk
-from recurra.ops.gate_loop.heads import chunk_by_kernels
+from recurra.ops.gate_loop import _triton_chunk as triton_chunk
+from recurra.ops.gate_loop import operator
+from recurra.ops.gate_loop._heads import chunk_by_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -5,7 +5,7 @@ import torch
 from tests.ops.gate_loop.conftest import Case
 from tests.ops.gate_loop.test_modes import assert_near, differentiate
 
-from recurra.ops.gate_loop import heads
+from recurra.ops.gate_loop import _heads as heads
 from recurra.ops.gate_loop.reference import recurrent
 
 # one vector has 16 floats, a block 1, 2 or 4 vectors; a complex number is two floats

@@ -9,7 +9,7 @@ from torch.func import jvp, vmap
 from recurra import linear_scan
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops._toolkit.triton import Plan, plan
-from recurra.ops.scan import triton as triton_kernels
+from recurra.ops.scan import _triton as triton_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

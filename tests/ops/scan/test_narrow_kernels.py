@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from recurra import linear_scan
-from recurra.ops.scan import cpu as narrow_kernels
-from recurra.ops.scan.cpu import WIDEST_ROW, vector_width
+from recurra.ops.scan import _cpu as narrow_kernels
+from recurra.ops.scan._cpu import WIDEST_ROW, vector_width
 
 
 @pytest.mark.parametrize("is_complex", [False, True])

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from recurra import create_mixer
-from recurra.decoding.program import StepProgram, lower_step
+from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.models.language_model import LanguageModel, LanguageModelConfig

@@ -17,10 +17,11 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here")
 
 from benchmarks.gpu.resources import compiled_launch  # noqa: E402
 
-from recurra.ops.cells import gru_triton  # noqa: E402
-from recurra.ops.gate_loop import triton as fused_kernels  # noqa: E402
-from recurra.ops.gate_loop import triton_chunk, triton_chunk_backward  # noqa: E402
-from recurra.ops.scan import triton as scan_kernels  # noqa: E402
+from recurra.ops.cells import _gru_triton as gru_triton  # noqa: E402
+from recurra.ops.gate_loop import _triton as fused_kernels  # noqa: E402
+from recurra.ops.gate_loop import _triton_chunk as triton_chunk  # noqa: E402
+from recurra.ops.gate_loop import _triton_chunk_backward as triton_chunk_backward  # noqa: E402
+from recurra.ops.scan import _triton as scan_kernels  # noqa: E402
 
 SHARED_MEMORY = 99 * 1024  # bytes that a program may have on every card from compute capability 8.0 on
 

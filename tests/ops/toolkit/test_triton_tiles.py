@@ -166,7 +166,7 @@ def test_plans_follow_the_sizes():
 
 
 def test_layouts_follow_the_sizes():
-    chunk = pytest.importorskip("recurra.ops.gate_loop.triton_chunk", reason="Triton is not installed here")
+    chunk = pytest.importorskip("recurra.ops.gate_loop._triton_chunk", reason="Triton is not installed here")
     q, a = torch.zeros(1, 300, 2, 64), torch.zeros(1, 300, 2, 1)
     tiles = ChunkTiles(span=128, block=32, tile=64, warps=8, key_tile=16, key_warps=2)
     with triton_tiles.trying("chunk", tiles):

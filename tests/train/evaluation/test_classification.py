@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recurra.data.batches import IGNORED_TARGET
-from recurra.video.classification import class_scores, classify_videos
+from recurra.video._classification import class_scores, classify_videos
 from recurra.video.data import ViewBatch
 
 

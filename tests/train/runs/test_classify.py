@@ -7,7 +7,7 @@ import torch
 
 from recurra.cli import main
 from recurra.train.run import open_run
-from recurra.video.classification import classify_videos
+from recurra.video._classification import classify_videos
 from recurra.video.reader import VideoFile
 from recurra.video.task import _MAX_FRAMES, _MAX_SEGMENTS, ContactSheet, classify_video
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from recurra.data.prepare import Preparation, prepare
+from recurra.train._start import resume_run, start_run
 from recurra.train.run import open_run
-from recurra.train.start import resume_run, start_run
 
 RECIPE = """
 experiment: text

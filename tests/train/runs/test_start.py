@@ -8,8 +8,8 @@ import pytest
 from tests.train.runs.conftest import RECIPES
 
 from recurra.data.text import TextConfig
+from recurra.train._start import default_run_folder, resume_run, start_run
 from recurra.train.recipe import find_recipe, read_family, recipe_names
-from recurra.train.start import default_run_folder, resume_run, start_run
 from recurra.video.task import VideoTask
 
 

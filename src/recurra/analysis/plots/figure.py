@@ -17,8 +17,8 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import ConnectionPatch
 
+from recurra._files.writing import replacing
 from recurra.checks import require
-from recurra.files.writing import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that people with any kind of colour blindness can tell apart: the set of Okabe and Ito (Color Universal

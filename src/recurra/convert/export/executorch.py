@@ -11,7 +11,7 @@ from executorch.exir import to_edge
 from torch import Tensor
 from torch.export import default_decompositions
 
-from recurra.convert.export.planes import RealProgram
+from recurra.convert.export._planes import RealProgram
 from recurra.convert.export.programs import AT_ONE_STEP, step_program, zero_state
 from recurra.models.shell import LanguageModelShell
 

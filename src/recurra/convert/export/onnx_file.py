@@ -20,10 +20,10 @@ from onnxscript import opset18 as op
 from onnxscript.values import Opset
 
 import recurra
+from recurra._files.reading import parse_json
 from recurra.convert.export import programs as operators  # noqa: F401  registers recurra::complex_scan
-from recurra.convert.export.planes import RealProgram
+from recurra.convert.export._planes import RealProgram
 from recurra.convert.export.programs import StateTensor, prefill_program, zero_state
-from recurra.files.reading import parse_json
 from recurra.models.shell import LanguageModelShell
 
 # --- the operators of this package in ONNX: a recurrence is one operator Scan ---

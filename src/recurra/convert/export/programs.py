@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves_with_path
 
+import recurra.ops.gate_loop._heads
 import recurra.ops.gate_loop.fused
-import recurra.ops.gate_loop.heads
 import recurra.ops.selective_scan  # noqa: F401
 from recurra.checks import kind_of, sentence
 from recurra.models.shell import LanguageModelShell, mixers_with_transition

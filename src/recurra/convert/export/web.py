@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.export import default_decompositions
 
 from recurra.checks import require_choice
+from recurra.convert.export._planes import RealProgram
 from recurra.convert.export.onnx_file import OPSET, quietly
-from recurra.convert.export.planes import RealProgram
 from recurra.convert.export.programs import (
     AT_ONE_STEP,
     GatedModel,
@@ -27,8 +27,8 @@ from recurra.convert.export.programs import (
     gated_step_program,
     zero_state,
 )
+from recurra.decoding._products import rounded
 from recurra.decoding.linear import DecodingLinear, exact_modules, pack_linear_layers
-from recurra.decoding.products import rounded
 from recurra.models.shell import LanguageModelShell
 
 _WEIGHTS = ("int8", "float16", "float32")

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
+from recurra._files.digests import MANIFEST, read_manifest, require_files
+from recurra._files.reading import read_json, require_fields
+from recurra._files.weights import read_metadata
 from recurra.checks import kind_of, require, require_at_least, sentence
-from recurra.files.digests import MANIFEST, read_manifest, require_files
-from recurra.files.reading import read_json, require_fields
-from recurra.files.weights import read_metadata
 from recurra.models.registry import DataSizes, ModelEntry, list_models
 from recurra.state import detach, n_streams, select
 

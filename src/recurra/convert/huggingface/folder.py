@@ -8,12 +8,12 @@ import torch
 from transformers import AutoConfig
 from transformers.utils import logging
 
+from recurra._files.digests import write_manifest
 from recurra.checks import sentence
 from recurra.convert.huggingface.configuration import MODEL_FILES, TOKENIZER_FILES, RecurraConfig, require_sound
 from recurra.convert.huggingface.modeling import MODELS, causal_lm
 from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
 from recurra.convert.portable import PortableModel
-from recurra.files.digests import write_manifest
 
 
 def save_folder(portable: PortableModel, folder: Path) -> None:

@@ -14,6 +14,8 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto import modeling_auto
 
+from recurra._files.digests import MANIFEST, read_manifest, write_manifest
+from recurra._files.weights import require_finite
 from recurra.checks import kind_of, sentence
 from recurra.convert.huggingface.configuration import (
     ASSISTED,
@@ -27,8 +29,6 @@ from recurra.convert.huggingface.configuration import (
 )
 from recurra.convert.portable import tied_parameters
 from recurra.decoding.steps import prepare
-from recurra.files.digests import MANIFEST, read_manifest, write_manifest
-from recurra.files.weights import require_finite
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets
 from recurra.lengths import mask_fill
 from recurra.models.shell import negative_log_likelihood

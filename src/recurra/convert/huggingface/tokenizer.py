@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from recurra._files.reading import read_text
 from recurra.checks import kind_of, sentence
 from recurra.data.tokenizers import (
     EOS,
@@ -19,7 +20,6 @@ from recurra.data.tokenizers import (
     parse_tokenizer,
     tokenizer_of,
 )
-from recurra.files.reading import read_text
 from recurra.streams.continuation import encode_first, first_tokens
 
 # A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one,

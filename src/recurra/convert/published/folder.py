@@ -9,19 +9,26 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from recurra._files.reading import read_json
+from recurra._files.writing import replacing
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
+from recurra.convert.published._rules import (
+    Architecture,
+    fill,
+    join_fused,
+    matched,
+    split_fused,
+    weights_by_their_names,
+)
+from recurra.convert.published._settings import Settings
 from recurra.convert.published.jamba import JAMBA
 from recurra.convert.published.mamba import FALCON_MAMBA, MAMBA, MAMBA2
 from recurra.convert.published.qwen3_next import QWEN3_NEXT
 from recurra.convert.published.recurrent_gemma import RECURRENT_GEMMA
-from recurra.convert.published.rules import Architecture, fill, join_fused, matched, split_fused, weights_by_their_names
 from recurra.convert.published.rwkv import RWKV
-from recurra.convert.published.settings import Settings
 from recurra.convert.published.xlstm import XLSTM
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.files.reading import read_json
-from recurra.files.writing import replacing
 from recurra.models.language_model import LanguageModel
 from recurra.models.registry import on_meta
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from recurra.checks import require, sentence
+from recurra.convert.published._rules import SWIGLU, Architecture, Rule, attention_heads, plain_rules, qkv_rule
+from recurra.convert.published._settings import MOST_LAYERS, Settings, hybrid_config
 from recurra.convert.published.mamba import MIXER
-from recurra.convert.published.rules import SWIGLU, Architecture, Rule, attention_heads, plain_rules, qkv_rule
-from recurra.convert.published.settings import MOST_LAYERS, Settings, hybrid_config
 from recurra.models.language_model import LanguageModelConfig
 
 _MAMBA, _ATTENTION = "mamba", "rotary-attention"

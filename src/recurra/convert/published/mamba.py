@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from recurra.checks import require, sentence
-from recurra.convert.published.rules import Architecture, Rule, plain_rules
-from recurra.convert.published.settings import MOST_LAYERS, Settings
+from recurra.convert.published._rules import Architecture, Rule, plain_rules
+from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
 MIXER = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recurra.checks import require, sentence
-from recurra.convert.published.rules import (
+from recurra.convert.published._rules import (
     SWIGLU,
     Architecture,
     Fused,
@@ -20,7 +20,7 @@ from recurra.convert.published.rules import (
     take_rotation,
     turned_pairs,
 )
-from recurra.convert.published.settings import MOST_LAYERS, Settings, hybrid_config
+from recurra.convert.published._settings import MOST_LAYERS, Settings, hybrid_config
 from recurra.models.language_model import LanguageModelConfig
 
 _LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"

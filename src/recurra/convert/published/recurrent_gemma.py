@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from recurra.checks import require
-from recurra.convert.published.rules import (
+from recurra.convert.published._rules import (
     SWIGLU,
     Architecture,
     Rule,
@@ -15,7 +15,7 @@ from recurra.convert.published.rules import (
     take_rotation,
     turned_pairs,
 )
-from recurra.convert.published.settings import MOST_LAYERS, Settings
+from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
 _KINDS = {"recurrent": "rg-lru", "attention": "rotary-attention"}

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from recurra.convert.published.rules import Architecture, Rule
-from recurra.convert.published.settings import MOST_LAYERS, Settings
+from recurra.convert.published._rules import Architecture, Rule
+from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
 _TIME, _CHANNELS = "rwkv4", "rwkv4-channel-mixing"

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from recurra.checks import require
-from recurra.convert.published.rules import Architecture, Rule, plain_rules, stacked
-from recurra.convert.published.settings import MOST_LAYERS, Settings
+from recurra.convert.published._rules import Architecture, Rule, plain_rules, stacked
+from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
 _HOW_IT_RUNS_NAMES = """

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recurra._files.reading import read_json
 from recurra.checks import require, require_choice
-from recurra.files.reading import read_json
 
 # --- tiles: the sizes by which the kernels divide their work ---
 #

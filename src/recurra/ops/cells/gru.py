@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require_at_least, require_layout, sentence
 from recurra.ops._operator import Differentiable, needs_gradient, transforms_are_active
-from recurra.ops.cells import gru_steps
-from recurra.ops.cells.gru_steps import Steps, backward_after, forward_after
+from recurra.ops.cells import _gru_steps as gru_steps
+from recurra.ops.cells._gru_steps import Steps, backward_after, forward_after
 
 # --- a reset gate after the product, as in torch.nn.GRU ---
 
@@ -284,7 +284,7 @@ def gru_sequence_reference(
 def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
     """Return the kernels that take the steps, `gru_steps` or `gru_triton`, or None."""
     if gru_steps.kernels_take(projected, h, "triton"):
-        from recurra.ops.cells import gru_triton
+        from recurra.ops.cells import _gru_triton as gru_triton
 
         return gru_triton if h.shape[1] <= gru_triton.LARGEST else None
     takes = gru_steps.kernels_take(projected, h)

@@ -73,7 +73,7 @@ def _run(results: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, a: Ten
     if 0 in (q.numel(), v.numel()):
         y.zero_(), last.copy_(state)
         return
-    from recurra.ops.delta_rule.cpu import delta_rule_kernel
+    from recurra.ops.delta_rule._cpu import delta_rule_kernel
 
     batch, length, heads, d_qk = q.shape
     inputs = [x.resolve_neg().contiguous() for x in (q, k, v, a, b, state)]

@@ -78,7 +78,7 @@ def fused(
 
 
 def _launch(q: Tensor, plane: Tensor, is_complex: bool) -> Any:
-    from recurra.ops.gate_loop.cpu import fused_kernels
+    from recurra.ops.gate_loop._cpu import fused_kernels
 
     return fused_kernels(_NUMBERS[q.dtype], _NUMBERS[plane.dtype], is_complex)
 
@@ -140,7 +140,7 @@ def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ig
     if a_im is not None:
         a_im, x0_im = last_dim_contiguous(a_im), x0_im.resolve_neg().contiguous()
     if q.is_cuda or backend == "triton":
-        from recurra.ops.gate_loop import triton as triton_kernels
+        from recurra.ops.gate_loop import _triton as triton_kernels
 
         triton_kernels.forward_into(y, h_re, h_im, q, k, v, a_re, a_im, x0_re, x0_im)
         return
@@ -177,7 +177,7 @@ def _run_back(  # type: ignore[no-untyped-def]
     entering = [x.resolve_neg().contiguous() for x in (x0_re, x0_im)[:planes]]
     states = [h_re.contiguous(), h_im.contiguous()]
     if q.is_cuda or backend == "triton":
-        from recurra.ops.gate_loop import triton as triton_kernels
+        from recurra.ops.gate_loop import _triton as triton_kernels
 
         (a_re, a_im), (x0_re, x0_im), (dh_re, dh_im) = ((*x, None)[:2] for x in (gates, entering, dh))
         h_re, h_im = states

@@ -12,8 +12,8 @@ from recurra.lengths import PackedSequences, check_cu_seqlens, check_reset, cut_
 from recurra.ops._operator import HALF
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.gate_loop import reference as modes
+from recurra.ops.gate_loop._heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
 from recurra.ops.gate_loop.fused import Planes, fused
-from recurra.ops.gate_loop.heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
 from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape, chunk
 
 Mode = Literal["auto", "recurrent", "scan", "chunk", "attention", "fused"]

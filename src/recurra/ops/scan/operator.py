@@ -37,7 +37,7 @@ _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
     """Choose the kernels for rows of `row` floats, and the number of floats of each row that a job takes."""
-    from recurra.ops.scan.cpu import WIDEST_ROW, narrow_kernels, scan_kernels, vector_width
+    from recurra.ops.scan._cpu import WIDEST_ROW, narrow_kernels, scan_kernels, vector_width
 
     number = "float64" if dtype in (torch.float64, torch.complex128) else "float32"
     if row <= WIDEST_ROW:
@@ -115,7 +115,7 @@ def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> No
 
 def _run(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
     if b.numel() and (b.is_cuda or backend == "triton"):
-        from recurra.ops.scan import triton as triton_kernels
+        from recurra.ops.scan import _triton as triton_kernels
 
         triton_kernels.scan_into(h, a, b, h0, reverse)
     else:
@@ -129,7 +129,7 @@ def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reve
         dh0.zero_()
         return
     if h.is_cuda or backend == "triton":
-        from recurra.ops.scan import triton as triton_kernels
+        from recurra.ops.scan import _triton as triton_kernels
 
         triton_kernels.scan_back_into(da, db, dh0, dh, a, h, h0, reverse)
         return

@@ -45,14 +45,14 @@ def _check(x, step, a, b, c, h0, keep=False):  # type: ignore[no-untyped-def]
 
 
 def _kept_shape(x, n_modes, keep):  # type: ignore[no-untyped-def]
-    from recurra.ops.selective_scan.cpu import STEPS
+    from recurra.ops.selective_scan._cpu import STEPS
 
     return (x.shape[0], -(-x.shape[1] // STEPS), n_modes, x.shape[2]) if keep else (0,)
 
 
 def _work(x: Tensor, n_modes: int) -> tuple[tuple[int, ...], Tensor, dict[str, int]]:
     """The kernels' sizes, their scratch memory, and how to launch them."""
-    from recurra.ops.selective_scan.cpu import TILE, scratch_floats
+    from recurra.ops.selective_scan._cpu import TILE, scratch_floats
 
     batch, length, row = x.shape
     workers, size = min(usable_threads(), batch * -(-row // TILE)), scratch_floats(n_modes)
@@ -71,7 +71,7 @@ def _run(results, x, step, a, b, c, h0, keep):  # type: ignore[no-untyped-def]
     if 0 in (x.numel(), a.shape[1]):
         y.zero_()
         return
-    from recurra.ops.selective_scan.cpu import selective_kernels
+    from recurra.ops.selective_scan._cpu import selective_kernels
 
     inputs = [tensor.resolve_neg().contiguous() for tensor in (x, step, a.t(), b, c)]
     sizes, scratch, work = _work(x, a.shape[1])
@@ -98,7 +98,7 @@ def _run_back(results, dy, dlast, x, step, a, b, c, h0, kept):  # type: ignore[n
         for gradient in results[:5]:
             gradient.zero_()
         return
-    from recurra.ops.selective_scan.cpu import TILE, selective_kernels
+    from recurra.ops.selective_scan._cpu import TILE, selective_kernels
 
     sizes, scratch, work = _work(x, a.shape[1])
     inputs = [tensor.resolve_neg().contiguous() for tensor in (dy, x, step, a.t(), b, c, kept)]

@@ -13,10 +13,10 @@ from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.data.text import TextConfig, TextData, has_prepared
 from recurra.models.registry import DataSizes, ModelEntry, list_models
 from recurra.streams.continuation import first_tokens, start_of
+from recurra.train._start import start_language_model
 from recurra.train.evaluate import perplexity
 from recurra.train.experiment import Experiment
 from recurra.train.run_folder import RunFolder
-from recurra.train.start import start_language_model
 from recurra.train.task import TokenTask, register_task
 
 

@@ -1,0 +1,209 @@
+"""The loop that runs a compiled step: one call from Python, all of a token's instructions (see `instructions`).
+
+Matrices are shared between all threads: each part of one costs the time to read it, so its rows are divided evenly.
+Everything else is a few thousand numbers in the cache for each row of the batch, and is shared only in large batches.
+"""
+
+from functools import cache
+
+from numba import prange
+
+from recurra.decoding._instructions import (
+    BASES,
+    FUNCTIONS,
+    KIND,
+    LINEAR,
+    LOOK_UP,
+    MAP,
+    OFFSETS,
+    OPCODE,
+    OUT,
+    SIZES,
+    STRIDES,
+    WORDS,
+    A,
+    B,
+    C,
+    D,
+)
+from recurra.decoding._tiles import apply, gather, number, quotient, root, scatter, set_word, word
+from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, spread, store, total, zeros
+
+_SPLIT_FROM = 16_384
+"""Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
+_LIGHT = FUNCTIONS.index("sqrt")  # this function and those before it take a fifth of the time of the others
+
+_FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
+
+
+@compile_inline
+def _place(row, bases, operand):  # type: ignore[no-untyped-def]
+    """Address of an operand."""
+    return word(bases, word(row, BASES + operand)) + word(row, OFFSETS + operand)
+
+
+@compile_inline
+def _take(address, stride):  # type: ignore[no-untyped-def]
+    if stride == 4:
+        return load(address, 0, _FLOATS)
+    return gather(address, stride, _FLOATS)
+
+
+@compile_inline
+def _linear(share, row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in a matrix's rows."""
+    weight, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
+    x, y = _place(row, bases, A), _place(row, bases, OUT)
+    vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
+    call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
+
+
+@compile_inline
+def _stretch(function, out, a, b, n, out_by, a_by, b_by):  # type: ignore[no-untyped-def]
+    """The innermost dimension of a MAP."""
+    i = 0
+    while i + WIDTH <= n:
+        result = apply(function, _take(a + i * a_by, a_by), _take(b + i * b_by, b_by))
+        if out_by == 4:
+            store(out + i * out_by, 0, _FLOATS, result)
+        else:
+            scatter(out + i * out_by, out_by, _FLOATS, result)
+        i += WIDTH
+    while i < n:
+        store(out + i * out_by, 0, _ONE, apply(function, load(a + i * a_by, 0, _ONE), load(b + i * b_by, 0, _ONE)))
+        i += 1
+
+
+@compile_inline
+def _share(size, unit, is_split, job, jobs):  # type: ignore[no-untyped-def]
+    """Where a job's part of a dimension begins and ends: at multiples of `unit`, or all of it."""
+    if not is_split:
+        return 0, size
+    units = (size + unit - 1) // unit
+    return unit * (units * job // jobs), min(size, unit * (units * (job + 1) // jobs))
+
+
+@compile_function
+def _map(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in a MAP: a part of its outermost dimension in which the output does not stay in place."""
+    out, a, b = _place(row, bases, OUT), _place(row, bases, A), _place(row, bases, B)
+    function, sizes = word(row, KIND), row + 8 * SIZES
+    out_by, a_by, b_by = row + 8 * STRIDES, row + 8 * (STRIDES + 4), row + 8 * (STRIDES + 8)
+    split = 3
+    while split and (word(sizes, split) == 1 or word(out_by, split) == 0):
+        split -= 1
+    first_0, last_0 = _share(word(sizes, 0), WIDTH, split == 0, job, jobs)
+    first_1, last_1 = _share(word(sizes, 1), 1, split == 1, job, jobs)
+    first_2, last_2 = _share(word(sizes, 2), 1, split == 2, job, jobs)
+    first_3, last_3 = _share(word(sizes, 3), 1, split == 3, job, jobs)
+    out, a = out + first_0 * word(out_by, 0), a + first_0 * word(a_by, 0)
+    b += first_0 * word(b_by, 0)
+    for i in range(first_3, last_3):
+        out_1, a_1, b_1 = out + i * word(out_by, 3), a + i * word(a_by, 3), b + i * word(b_by, 3)
+        for j in range(first_2, last_2):
+            out_2, a_2, b_2 = out_1 + j * word(out_by, 2), a_1 + j * word(a_by, 2), b_1 + j * word(b_by, 2)
+            for k in range(first_1, last_1):
+                _stretch(
+                    *(function, out_2 + k * word(out_by, 1), a_2 + k * word(a_by, 1), b_2 + k * word(b_by, 1)),
+                    *(last_0 - first_0, word(out_by, 0), word(a_by, 0), word(b_by, 0)),
+                )
+
+
+@compile_function
+def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the rows of a layer norm."""
+    weight, bias, small = _place(row, bases, B), _place(row, bases, C), load(_place(row, bases, D), 0, _ONE)
+    rows, n = word(row, SIZES), word(row, SIZES + 1)
+    count = number(n, _ONE)
+    for r in range(rows * job // jobs, rows * (job + 1) // jobs):
+        x, y = _place(row, bases, A) + 4 * r * n, _place(row, bases, OUT) + 4 * r * n
+        sums, rest, i = zeros(_FLOATS), zeros(_ONE), 0
+        while i + WIDTH <= n:
+            sums = sums + load(x, i, _FLOATS)
+            i += WIDTH
+        while i < n:
+            rest = rest + load(x, i, _ONE)
+            i += 1
+        mean = quotient(total(sums) + rest, count)
+        means = spread(mean, _FLOATS)
+        sums, rest, i = zeros(_FLOATS), zeros(_ONE), 0
+        while i + WIDTH <= n:
+            sums = sums + (load(x, i, _FLOATS) - means) * (load(x, i, _FLOATS) - means)
+            i += WIDTH
+        while i < n:
+            rest = rest + (load(x, i, _ONE) - mean) * (load(x, i, _ONE) - mean)
+            i += 1
+        width = root(quotient(total(sums) + rest, count) + small)
+        widths, i = spread(width, _FLOATS), 0
+        while i + WIDTH <= n:
+            scaled = quotient(load(x, i, _FLOATS) - means, widths)
+            store(y, i, _FLOATS, scaled * load(weight, i, _FLOATS) + load(bias, i, _FLOATS))
+            i += WIDTH
+        while i < n:
+            scaled_one = quotient(load(x, i, _ONE) - mean, width)
+            store(y, i, _ONE, scaled_one * load(weight, i, _ONE) + load(bias, i, _ONE))
+            i += 1
+
+
+@compile_function
+def _look_up(row, bases):  # type: ignore[no-untyped-def]
+    """Copy rows; tell whether all exist."""
+    at, table, out = _place(row, bases, A), _place(row, bases, B), _place(row, bases, OUT)
+    width = word(row, SIZES + 1)
+    for r in range(word(row, SIZES)):
+        chosen = word(at, r)
+        if chosen < 0 or chosen >= word(row, SIZES + 2):
+            return False
+        for i in range(width):
+            store(out, r * width + i, _ONE, load(table, chosen * width + i, _ONE))
+    return True
+
+
+@compile_function
+def _work_of(row):  # type: ignore[no-untyped-def]
+    """How many numbers an instruction computes with, or how many weights a matrix has."""
+    if word(row, OPCODE) == LINEAR:
+        return word(row, SIZES + 1) * word(row, SIZES + 2)
+    numbers = word(row, SIZES) * word(row, SIZES + 1) * word(row, SIZES + 2) * word(row, SIZES + 3)
+    return 5 * numbers if word(row, OPCODE) == MAP and word(row, KIND) > _LIGHT else numbers
+
+
+def _run_share(share, row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in an instruction, if not in a LOOK_UP."""
+    opcode = word(row, OPCODE)
+    if opcode == LINEAR:
+        _linear(share, row, bases, room, room_size, job, jobs)
+    elif opcode == MAP:
+        _map(row, bases, job, jobs)
+    else:
+        _normalise(row, bases, job, jobs)
+    return 0
+
+
+run_share = Apart(_run_share)
+
+
+@cache
+def step_kernel() -> Kernel:
+    """Give the kernel of (run, share, table, instructions, bases, missing, room, room_size, jobs).
+
+    All are addresses and counts. `run` and `share` are those of `run_share` and `multiply_share`. `jobs` is the number
+    of parts that a matrix is divided into; each has `room_size` bytes in `room`. `missing` becomes 1 if a run ends at a
+    row that does not exist.
+    """
+
+    def run_step(run, share, table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
+        for at in range(instructions):
+            row = table + 8 * WORDS * at
+            if word(row, OPCODE) == LOOK_UP:
+                if not _look_up(row, bases):
+                    set_word(missing, 1)
+                    return
+            elif jobs == 1 or _work_of(row) < _SPLIT_FROM:
+                call(run, (share, row, bases, room, room_size, 0, 1))
+            else:
+                for job in prange(jobs):
+                    call(run, (share, row, bases, room, room_size, job, jobs))
+
+    return Kernel(run_step)

@@ -1,0 +1,317 @@
+"""GateLoop with heads as torch operators: by Numba's kernels on the CPU, in chunks by Triton's kernels on a GPU."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from recurra.checks import kind_of, require, require_layout, sentence
+from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads
+from recurra.ops.gate_loop.reference import chunk
+
+# --- by Numba's kernels ---
+
+_NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
+_WIDTH = 16  # floats in a vector of the kernels
+_BLOCKS = (1, 2, 4)
+"""Possible numbers of vectors in a block. What a step keeps for each of them has to fit into 32 registers, and kernels
+of 3 took twice to four times as long: LLVM knows no such vectors."""
+_EVERY, _LARGE_STATE = 32, 8192
+"""Steps between two states that the forward pass keeps, twice as many if a state has more than this many floats: the
+kept states then take less memory than v does twice, and those between them, in the backward pass, fit the cache."""
+
+
+def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute (y, h_L) like `chunk.chunk`, by the kernels, from at least one step and tensors with numbers in them.
+
+    Real q, k and v can go with a complex a; the type of a and the state counts. Under torch.func and forward
+    derivatives, for which the kernels have no rule, it is `chunk.chunk`.
+    """
+    y, last, *_ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
+    return y, last
+
+
+def _state_shape(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    return q.shape[0], q.shape[2], q.shape[3], v.shape[3]
+
+
+def _every(q: Tensor, v: Tensor) -> int:
+    return _EVERY if q.shape[-1] * v.shape[-1] * _floats(q) <= _LARGE_STATE else 2 * _EVERY
+
+
+def _kept_shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The states that enter the first and every `_every`th step after it: (B, H, chunks, d_qk, d_v)."""
+    batch, heads, d_qk, d_v = _state_shape(q, v)
+    return batch, heads, (q.shape[1] + _every(q, v) - 1) // _every(q, v), d_qk, d_v
+
+
+def _floats(x: Tensor) -> int:
+    return 2 if x.is_complex() else 1
+
+
+def _vectors(floats: int) -> int:
+    """The vectors in a block. A block takes the time of its vectors and half a one more, filled or not (measured)."""
+    vectors = -(-floats // _WIDTH)
+    return min(_BLOCKS, key=lambda size: (-(-vectors // size) * (2 * size + 1), size))
+
+
+def _describe(x: Tensor) -> tuple[int, int, int, int]:
+    """Describe a (B, L, H, d) tensor to a kernel: (address, batch stride, time stride, head stride), in floats."""
+    batch, time, head = (stride * _floats(x) for stride in x.stride()[:3])
+    return x.data_ptr(), batch, time, head
+
+
+def _sizes(q: Tensor, v: Tensor, a: Tensor) -> tuple[int, ...]:
+    batch, length, heads, d_qk = q.shape
+    workers = min(usable_threads(), batch * heads)
+    return batch, length, heads, d_qk, v.shape[3], int(a.shape[3] > 1), _every(q, v), workers
+
+
+def _scratch(like: Tensor, floats: int) -> Tensor:
+    return like.new_empty(floats, dtype=like.dtype.to_real())
+
+
+def _check(q, k, v, a, state=None, keep=False):  # type: ignore[no-untyped-def]
+    """Refuse what the kernels cannot take; `chunk_by_heads` says what they can."""
+    if q.dim() != 4 or q.dtype.to_real() not in _NUMBERS:
+        raise ValueError(sentence("q", kind_of(q), "float32, float64, complex64 or complex128 (B, L, H, d_qk)"))
+    steps, like = q.shape[:3], (q.dtype, q.device)
+    require_layout("k", k, q.shape, *like)
+    require_layout("v", v, (*steps, v.shape[-1] if v.dim() else 0), *like)
+    if a.dim() != 4 or a.shape[-1] != q.shape[-1]:
+        require_layout("a", a, (*steps, 1), *like)
+    require_layout("a", a, (*steps, a.shape[-1]), *like)
+    if state is not None:
+        require_layout("state", state, _state_shape(q, v), *like)
+
+
+def _allocate(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+    return v.new_empty(v.shape), state.new_empty(state.shape), state.new_empty(_kept_shape(q, v) if keep else (0,))
+
+
+def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+    y, last, kept = results
+    if 0 in (q.numel(), v.numel()):
+        y.zero_(), last.copy_(state)
+        return
+    from recurra.ops.gate_loop._heads_cpu import forward_kernel
+
+    q, k, v, a = (last_dim_contiguous(x) for x in (q, k, v, a))
+    state = state.resolve_conj().resolve_neg().contiguous()
+    sizes, vectors = _sizes(q, v, a), _vectors(v.shape[3] * _floats(v))
+    scratch = _scratch(q, sizes[-1] * q.shape[3] * vectors * _WIDTH)
+    forward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
+        *map(_describe, (q, k, v, a)), state.data_ptr(), _describe(y), last.data_ptr(),
+        kept.data_ptr() if keep else 0, scratch.data_ptr(), *sizes,
+        jobs=sizes[-1], work=q.shape[1] * state.numel(),
+    )  # fmt: skip
+
+
+def _check_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+    _check(q, k, v, a)
+    require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
+    if dy is not None:
+        require_layout("dy", dy, v.shape, q.dtype, q.device)
+    if dlast is not None:
+        require_layout("dlast", dlast, _state_shape(q, v), q.dtype, q.device)
+
+
+def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+    gates = a if with_gates else a[..., :0]
+    return *(x.new_empty(x.shape) for x in (q, k, v, gates)), q.new_empty(_state_shape(q, v))
+
+
+def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+    dq, dk, dv, da, dstate = results
+    dlast = torch.zeros_like(dstate) if dlast is None else dlast.resolve_conj().resolve_neg().contiguous()
+    if 0 in (q.numel(), v.numel()):
+        dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+        return
+    from recurra.ops.gate_loop import _heads_cpu as heads_kernels
+
+    dy = v.new_zeros((1, 1, 1, v.shape[3])).expand(v.shape) if dy is None else dy
+    dy, q, k, v, a = (last_dim_contiguous(x) for x in (dy, q, k, v, a))
+    sizes, vectors = _sizes(q, v, a), _vectors(q.shape[3] * _floats(q))
+    choice = heads_kernels.backward_kernel if with_gates else heads_kernels.backward_kernel_without_gates
+    tiles = sizes[-2] + 2 if with_gates else 1  # the states of a chunk and the carry, or either in its turn
+    scratch = _scratch(q, sizes[-1] * (tiles * v.shape[3] * vectors + v.shape[3] + _WIDTH) * _WIDTH)
+    kept = kept.contiguous()
+    choice(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
+        *map(_describe, (dy, q, k, v, a)), kept.data_ptr(), dlast.data_ptr(),
+        *map(_describe, (dq, dk, dv, da) if with_gates else (dq, dk, dv)), dstate.data_ptr(), scratch.data_ptr(),
+        *sizes, jobs=sizes[-1], work=q.shape[1] * dstate.numel(),
+    )  # fmt: skip
+
+
+# FLOPs are counted for real numbers, as in the scan.
+_operator = Operator(
+    "gate_loop_heads(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state, bool keep=False) -> "
+    "(Tensor, Tensor, Tensor)",
+    check=_check,
+    allocate=_allocate,
+    run=_run,
+    flops=lambda q, k, v, *_: 5 * math.prod(q) * v[-1],
+)
+_back = Operator(
+    "gate_loop_heads_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor kept, "
+    "bool with_gates=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_back,
+    allocate=_allocate_back,
+    run=_run_back,
+    flops=lambda dy, dlast, q, k, v, *_: 14 * math.prod(q) * v[-1],
+)
+
+
+def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
+    results = _operator(*inputs, keep)
+    return results, (*inputs, results[2])
+
+
+def _backward(gradients, saved, needs):  # type: ignore[no-untyped-def]
+    q, k, v, a, _, kept = saved
+    dq, dk, dv, da, dstate = _back(*gradients[:2], q, k, v, a, kept, needs[3])
+    return dq, dk, dv, da if needs[3] else None, dstate
+
+
+_heads = Differentiable(
+    _forward, _backward, n_inputs=5, reference=lambda q, k, v, a, state: chunk(q, k, v, a, state, "auto"), constant=(2,)
+)
+
+
+def _record(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+    y, last, kept = _heads(q, k, v, a, state)
+    return y, last, kept if keep else kept.new_empty(0)
+
+
+_operator.record = _record
+
+
+# --- in chunks, by Triton's kernels ---
+
+
+_LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
+"""The most channels per head that fit into a program's registers."""
+_TRANSITIONS = (torch.float32, torch.complex64, torch.float64, torch.complex128)
+"""Types of transitions and states. The last two are for tests in Triton's interpreter: `gate_loop` uses plain torch."""
+_INPUTS = (torch.float16, torch.bfloat16, *_TRANSITIONS)
+_BLOCK = 16  # steps among which the formulas below count scores
+
+
+def why_not_kernels(d_qk: int, d_v: int, compute: torch.dtype) -> str:
+    """Say why the kernels do not take heads of these sizes, computed in this type; "" if they do."""
+    number = str(compute).removeprefix("torch.")
+    if compute in (torch.float64, torch.complex128):
+        return f"Triton's kernels compute chunks in float32 and complex64, not in {number}"
+    largest = _LARGEST_COMPLEX if compute.is_complex else _LARGEST_REAL
+    if max(d_qk, d_v) > largest:
+        return f"Triton's kernels compute chunks of heads of up to {largest} channels in {number}, not {max(d_qk, d_v)}"
+    return ""
+
+
+def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute (y, h_L) like `chunk.chunk`, by the kernels.
+
+    q, k and v have one type: float16, bfloat16, or that of a and the state, float32 or complex64. Real ones can go with
+    a complex a. y has the type of q if everything is real, else that of a. Under torch.func and forward derivatives,
+    for which the kernels have no rule, it is `chunk.chunk`.
+    """
+    if q.is_complex() or k.is_complex() or v.is_complex():
+        kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))
+        q, k, v, a, state = (x.to(kind) for x in (q, k, v, a, state))
+    y, last = _chunk(q, k, v, a, state)
+    return y, last
+
+
+def _y_dtype(q: Tensor, a: Tensor) -> torch.dtype:
+    return a.dtype if a.is_complex() else q.dtype
+
+
+def _check_chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
+    """Refuse what the kernels cannot take; `chunk_by_kernels` says what they can."""
+    dtype, device, number = q.dtype, q.device, a.dtype
+    if q.dim() != 4 or dtype not in _INPUTS or (dtype.is_complex and dtype != number):
+        raise ValueError(sentence("q", kind_of(q), "(B, L, H, d_qk) of float16, bfloat16 or a's type"))
+    if number not in _TRANSITIONS or a.dim() != 4 or (a.shape[-1] != 1 and a.shape[-1] != q.shape[-1]):
+        expected = f"float32, float64, complex64 or complex128 (B, L, H, 1 or {q.shape[-1]})"
+        raise ValueError(sentence("a", kind_of(a), expected))
+    steps, (d_qk, d_v) = q.shape[:3], (q.shape[-1], v.shape[-1] if v.dim() else 0)
+    require_layout("k", k, q.shape, dtype, device)
+    require_layout("v", v, (*steps, d_v), dtype, device)
+    require_layout("a", a, (*steps, a.shape[-1]), number, device)
+    require_layout("state", state, (steps[0], steps[2], d_qk, d_v), number, device)
+    largest = _LARGEST_COMPLEX if number.is_complex else _LARGEST_REAL
+    require(max(d_qk, d_v) <= largest, "d_qk" if d_qk > largest else "d_v", max(d_qk, d_v), f"at most {largest}")
+
+
+def _allocate_chunk(q, k, v, a, state):  # type: ignore[no-untyped-def]
+    return v.new_empty(v.shape, dtype=_y_dtype(q, a)), state.new_empty(state.shape)
+
+
+def _run_chunk(results, q, k, v, a, state):  # type: ignore[no-untyped-def]
+    y, last = results
+    if 0 in (q.numel(), v.numel()):
+        y.zero_(), last.copy_(state)
+        return
+    from recurra.ops.gate_loop import _triton_chunk as triton_chunk
+
+    triton_chunk.forward_into(y, last, *(last_dim_contiguous(x) for x in (q, k, v, a, state)))
+
+
+def _check_chunk_back(dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
+    _check_chunk(q, k, v, a, state)
+    if dy is not None:
+        require_layout("dy", dy, v.shape, _y_dtype(q, a), q.device)
+    if dlast is not None:
+        require_layout("dlast", dlast, state.shape, state.dtype, q.device)
+
+
+def _run_chunk_back(results, dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
+    dq, dk, dv, da, dstate = results
+    dy = v.new_zeros((1, 1, 1, 1), dtype=_y_dtype(q, a)).expand(v.shape) if dy is None else dy
+    dlast = torch.zeros_like(dstate) if dlast is None else dlast
+    if 0 in (q.numel(), v.numel()):
+        dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+        return
+    from recurra.ops.gate_loop import _triton_chunk_backward as triton_chunk_backward
+
+    inputs = (last_dim_contiguous(x) for x in (dy, dlast, q, k, v, a, state))
+    triton_chunk_backward.backward_into(results, *inputs)
+
+
+def _flops(q, k, v, *_):  # type: ignore[no-untyped-def]
+    # scores and weighted sums in blocks, and the state read and added to; for real numbers, as in the scan
+    return 2 * math.prod(q[:-1]) * (_BLOCK * (q[-1] + v[-1]) + 2 * q[-1] * v[-1])
+
+
+_chunk_operator = Operator(
+    "gate_loop_chunk(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> (Tensor, Tensor)",
+    check=_check_chunk,
+    allocate=_allocate_chunk,
+    run=_run_chunk,
+    flops=_flops,
+    devices=("CPU", "CUDA"),
+)
+_chunk_back = Operator(
+    "gate_loop_chunk_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_chunk_back,
+    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs),
+    run=_run_chunk_back,
+    flops=lambda dy, dlast, *inputs: 2 * _flops(*inputs),
+    devices=("CPU", "CUDA"),
+)
+
+
+def _reference(q, k, v, a, state):  # type: ignore[no-untyped-def]
+    with torch.autocast(a.device.type, enabled=False):  # it would round the matrix products to bfloat16
+        y, last = chunk(q, k, v, a, state, "auto")
+    return y.to(_y_dtype(q, a)), last
+
+
+_chunk = Differentiable(
+    lambda keep, *inputs: (_chunk_operator(*inputs), inputs),
+    lambda gradients, saved, needs: _chunk_back(*gradients, *saved),
+    n_inputs=5,
+    reference=_reference,
+)
+_chunk_operator.record = _chunk

@@ -1,0 +1,165 @@
+"""The server as an ASGI application, and as a process: models from runs, a socket, a log."""
+
+import json
+import logging
+import math
+import socket
+import sys
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.exceptions import HTTPException
+
+from recurra import __version__
+from recurra.checks import sentence
+from recurra.serve import _openai as openai
+from recurra.serve import _routes as routes
+from recurra.serve._http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page
+from recurra.serve._model import ServedModel
+from recurra.serve._scheduler import QueueFull
+from recurra.serve._service import Caller, Service, caller
+from recurra.train._process import keep_large_blocks
+from recurra.train.run import open_run
+
+_SWITCH_SECONDS = 2e-4
+"""How soon a waiting thread gets the interpreter. The engine waits after every operation of torch; with Python's 5 ms
+each step would wait several times for the thread that writes answers."""
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the application of a service, which starts and stops with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(title="Recurra", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    settings = service.settings
+    hosts = None if settings.api_keys else frozenset({*LOCAL_HOSTS, settings.host})
+    app.add_middleware(Guard, max_body_bytes=settings.max_body_bytes, hosts=hosts, note=service.note_request)
+    app.include_router(openai.router)
+    app.include_router(routes.router)
+    app.add_api_route("/health", _health, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
+    app.add_api_route("/{path:path}", page, methods=["GET"], include_in_schema=False)
+    for kind in (ApiError, QueueFull, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _error_response)
+    return app
+
+
+async def _health(request: Request) -> dict[str, Any]:
+    service: Service = request.app.state.service
+    return {"status": "ok", "models": list(service.models)}
+
+
+async def _metrics(by: Annotated[Caller, Depends(caller)]) -> Response:
+    return Response(by.service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def _error_response(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, QueueFull):
+        error = ApiError(429, str(error), code="queue_full", retry_after=1)
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        error = ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where, code="invalid_value")
+    elif isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
+    keep_large_blocks()
+    weights = None if arguments.weights == "model" else arguments.weights
+    models = [_load_model(path, weights, arguments.checkpoint, overrides) for path in paths]
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
+    run_service(Service(models, settings, arguments.threads), log_file=arguments.log_file)
+    return 0
+
+
+def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
+    trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    template = Path(path) / "chat_template.jinja"
+    return ServedModel(
+        trained.name,
+        trained.model,
+        trained.tokenizer if trained.task.has_tokenizer() else None,
+        weights=weights,
+        task=trained.task.explored(trained),
+        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+    )
+
+
+def run_service(service: Service, *, log_file: Path | None = None) -> None:
+    """Warm up, and serve until SIGINT or SIGTERM."""
+    settings = service.settings
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    _set_up_log(log_file)
+    for model in service.models.values():
+        model.warm_up()
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
+    )
+    listening = listening_socket(settings)
+    host, port = listening.getsockname()[:2]
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
+    print(f"serving {', '.join(service.models)} at {address}", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run([listening])
+
+
+def listening_socket(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"{error.strerror}: {settings.host}:{settings.port}") from error
+    return made
+
+
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+
+class _JsonLines(logging.Formatter):
+    """Formats a record as a line of JSON: time, level, message, extra fields, and an error's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _set_up_log(path: Path | None) -> None:
+    handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(_JsonLines())
+    for name in ("recurra.serve", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING if path is None or name == "uvicorn" else logging.INFO)

@@ -1,0 +1,196 @@
+"""What stands in front of the application: limits, errors in OpenAI's form, refusals, and the files of the page."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from recurra.checks import require, require_at_least, require_positive, sentence
+from recurra.convert.export._page_files import PAGE, page_file
+
+_LOG = logging.getLogger("recurra.serve")
+
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+"""Addresses that only this machine reaches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """The address of a server, its keys and its limits."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 chooses a free one
+    api_keys: tuple[str, ...] = ()  # requests must bring one of them, if there are any
+    sessions_file: Path | None = None  # None keeps sessions in memory, and they end with the server
+    max_streams: int = 1024  # streams that are read or written at the same time
+    max_queue: int = 1024  # requests that wait; more are refused with 429
+    max_sessions: int = 100_000  # sessions of one key
+    max_resident_sessions: int = 1024  # sessions in memory; the least recently used ones are on disk only
+    max_tokens: int = 65_536  # tokens that a request may bring or ask for, and that a session's transcript keeps
+    max_body_bytes: int = 4 * 2**20
+    checkpoint_bytes: int = 128 * 2**20  # memory for states along the transcripts, for fast forks and rewinds
+    grace_seconds: float = 10.0  # how long requests may continue after a signal to stop
+    request_seconds: float = 600.0  # how long a request may take, queueing included
+
+    def __post_init__(self) -> None:
+        names = ("max_streams", "max_sessions", "max_resident_sessions", "max_tokens", "max_body_bytes")
+        require_at_least(1, **{name: getattr(self, name) for name in names})
+        require_at_least(0, max_queue=self.max_queue, checkpoint_bytes=self.checkpoint_bytes)
+        require_positive(request_seconds=self.request_seconds)
+        require(0 <= self.port < 2**16, "port", self.port, "a number from 0 to 65,535")
+        if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.api_keys):
+            raise ValueError(sentence("an API key", "too short or not ASCII", "at least 8 printable ASCII characters"))
+        if self.host not in LOCAL_HOSTS and not self.api_keys:
+            got = f"{self.host}, which other machines may reach, without an API key"
+            raise ValueError(sentence("host", got, "127.0.0.1, or a key", "set RECURRA_API_KEY or --api-key-file"))
+
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An error that is the answer to a request, in OpenAI's form. It never contains a traceback."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.retry_after = status, message, code, param, retry_after
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": str(self.retry_after)} if self.retry_after else None
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def request_failed(message: str = "the model failed on this request") -> ApiError:
+    """The error of a request that ended with reason "error"."""
+    return ApiError(500, message, code="turn_failed")
+
+
+class _BodyTooLarge(HTTPException):
+    """A body is longer than allowed. While FastAPI reads a body, it passes on errors of this class alone."""
+
+    code = "too_large"
+
+
+class Guard:
+    """Middleware that refuses what must not reach the application, and notes every request.
+
+    Without API keys only requests to a name of this machine pass: a page of another site could reach the server through
+    a name that resolves to 127.0.0.1. Bodies must be declared as JSON: other types browsers send without asking first.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, hosts: frozenset[str] | None, note: Callable[[str, int, float], None]
+    ) -> None:
+        self._app, self._max_body_bytes, self._hosts, self._note = app, max_body_bytes, hosts, note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+
+        async def noted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self._app(scope, self._bounded(receive), noted_send)
+            else:
+                await _send_error(noted_send, refusal)
+        except Exception:
+            _LOG.exception("a request failed", extra={"path": scope["path"]})
+            if not status:
+                await _send_error(noted_send, ApiError(500, "the server failed on this request; its log says why"))
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._note(route, status, time.perf_counter() - start)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = _host_name(headers.get("host", ""))
+        if self._hosts is not None and host not in self._hosts:
+            message = f"host is {host[:100]!r}; expected a name of this machine, or a server with an API key"
+            return ApiError(403, message, code="unknown_host")
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._max_body_bytes:
+            return ApiError(413, self._too_large(), code=_BodyTooLarge.code)
+        if scope["method"] == "POST" and (int(length) or "transfer-encoding" in headers):
+            kind = headers.get("content-type", "")
+            if kind.partition(";")[0].strip().lower() != "application/json":
+                message = f"content-type is {kind[:100]!r}; expected application/json"
+                return ApiError(415, message, code="unsupported_media_type")
+        return None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Count the bytes of a body that does not declare its length, or has another one."""
+        n_bytes = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self._max_body_bytes:
+                raise _BodyTooLarge(413, self._too_large())
+            return message
+
+        return bounded_receive
+
+    def _too_large(self) -> str:
+        return f"the body is too large; expected at most {self._max_body_bytes} bytes"
+
+
+async def _send_error(send: Send, error: ApiError) -> None:
+    body = json.dumps(error.body()).encode()
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _host_name(host: str) -> str:
+    return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0].lower()
+
+
+_MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+"""Not from Python's mimetypes, which asks Windows' registry: browsers refuse a script that is text/plain there."""
+_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+
+
+@cache
+def _page_files() -> dict[str, tuple[bytes, str]]:
+    """The files of the page by path, each with its media type: read once, so no request's path reaches the disk."""
+    files = {name: page_file(name) for name in PAGE} | {"engine.json": json.dumps({"engine": "server"}).encode()}
+    return {name: (content, _MEDIA_TYPES[PurePosixPath(name).suffix]) for name, content in files.items()}
+
+
+async def page(path: str) -> Response:
+    """Answer with a file of the explorer's page; "" is the page itself."""
+    found = _page_files().get(path or "index.html")
+    if found is None:
+        return PlainTextResponse("There is nothing here.\n", 404)
+    return Response(found[0], media_type=found[1], headers=_HEADERS)

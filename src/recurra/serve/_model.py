@@ -1,0 +1,220 @@
+"""A model that the server runs, its tokenizer and chat template, and the state of a stream through it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import torch
+from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from torch import Tensor, nn
+
+from recurra.checks import sentence
+from recurra.data.tokenizers import TextEncoder
+from recurra.decoding.linear import MOST_VECTORS
+from recurra.decoding.steps import TracedStep, prepare, recorded_rows
+from recurra.models.shell import mixers_with_transition
+from recurra.serve._http import ApiError
+from recurra.state import n_bytes
+from recurra.streams.continuation import TextPieces, encode_first, first_tokens
+from recurra.streams.sampling import RECENT_TOKENS, SamplingConfig, TokenChoice, choose
+from recurra.streams.snapshot import ModelIdentity
+from recurra.streams.stream import require_evaluation_mode
+
+
+class StreamState(NamedTuple):
+    """A stream between two requests. It never changes, so streams can share it.
+
+    It keeps no logits, which can take several times the memory of the model's state. Instead the last token is left
+    unread: the next step reads it and computes them.
+    """
+
+    model_state: Any  # before the last token, with batch size 1
+    recent: tuple[int, ...] = ()  # the last tokens, at most `RECENT_TOKENS`, with the unread one at the end
+    position: int = 0  # the number of tokens, the unread one included
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        return self.recent[-1:]
+
+    def after(self, tokens: Sequence[int], model_state: Any) -> "StreamState":
+        """Return the stream after `tokens`, where `model_state` has read all of them but the last."""
+        recent = (*self.recent, *tokens[-RECENT_TOKENS:])[-RECENT_TOKENS:]
+        return StreamState(model_state, recent, self.position + len(tokens))
+
+
+class ServedModel:
+    """A model prepared to serve streams, under a name.
+
+    Args:
+        name: the name that requests use.
+        model: a language model in evaluation mode.
+        tokenizer: None for a model that reads numbers.
+        weights: dtype of the packed weights; None runs the model as it is.
+        task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
+        chat_template: a Jinja template in transformers' format.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        tokenizer: TextEncoder | None = None,
+        *,
+        weights: str | None = None,
+        task: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        require_evaluation_mode(model)
+        self.name, self.tokenizer, self.weights, self.chat_template = name, tokenizer, weights, chat_template
+        self.task = task
+        identity = json.dumps(ModelIdentity.of(model), sort_keys=True)
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+        self.runner: nn.Module = model if weights is None else prepare(model, weights)
+        self.plain = cast(Any, self.runner.model if isinstance(self.runner, TracedStep) else self.runner)
+        self.config: Any = self.plain.config
+        self.vocabulary = int(self.config.vocab_size)
+        with torch.inference_mode():
+            self.start = StreamState(self.plain.initial_state(1))
+            _, state = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)
+            self.outputs = len(self.runner(torch.zeros(1, 1, dtype=torch.int64), state)[0].flatten())
+        self.state_bytes = n_bytes(state)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Record steps of every batch size and compile the sampling kernel, so no stream has to wait for it later."""
+        like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
+        choose(like, [TokenChoice(SamplingConfig(), torch.Generator())])
+        if isinstance(self.runner, TracedStep):
+            for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
+                self.runner.program(size)
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Read tokens (B, L); return the head's input after each of them, and the state."""
+        return self.runner.hidden(tokens, state)  # type: ignore[operator]
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.runner.head(hidden)  # type: ignore[operator]
+
+    def encode(self, text: str, *, is_first: bool) -> list[int]:
+        """Return a text's tokens; is_first: it begins a stream. Raises ApiError if the model has no tokenizer."""
+        if self.tokenizer is None:
+            raise ApiError(400, sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
+        return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
+
+    def text_of(self, token: int) -> str:
+        return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
+
+    def text_pieces(self, before: Sequence[int]) -> Callable[[int], str]:
+        """Return a function that maps each of the tokens that follow `before` to the text that it settles."""
+        return str if self.tokenizer is None else TextPieces(self.tokenizer, before).add
+
+    def first_tokens(self) -> list[int]:
+        """Return the beginning of a stream that has no prompt. Raises ApiError if the model needs one."""
+        tokens = [] if self.tokenizer is None else first_tokens(self.tokenizer)
+        if not tokens:
+            raise ApiError(400, sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
+        return tokens
+
+    def chat_text(self, messages: list[dict[str, str]]) -> str:
+        if self.chat_template is None:
+            message = f"{self.name} has no chat template; expected a model with one: use /v1/completions"
+            raise ApiError(400, message, code="no_chat_template", param="model")
+        try:
+            template = _template_environment().from_string(self.chat_template)
+            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether its outputs are tokens that it can read, so that it can generate."""
+        return self.outputs == self.vocabulary
+
+    @cached_property
+    def gate_layers(self) -> dict[int, int]:
+        """The number of channels of each layer whose mixer has a transition for single steps."""
+        if not hasattr(self.plain, "blocks"):
+            return {}
+        mixers = mixers_with_transition(self.plain, step_by_step=True)
+        return {layer: self._channels(mixer) for layer, mixer in mixers.items()}
+
+    def _channels(self, mixer: nn.Module) -> int:
+        with torch.inference_mode():
+            like = next(iter((*mixer.parameters(), *mixer.buffers())))
+            dtype = like.dtype if like.is_floating_point() else torch.float32  # int8 weights take float32
+            x = torch.zeros(1, 1, int(self.config.d_model), dtype=dtype)
+            magnitude = mixer.transition(x)[0]  # type: ignore[operator]
+        return int(magnitude.shape[-1])
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Size of a float16 key-value cache for one token, with the same number of layers and channels."""
+        return 2 * self._size("n_layer") * self._size("d_model") * 2
+
+    def _size(self, name: str) -> int:
+        return int(getattr(self.config, name, 0))
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "weights": self.weights or "as trained",
+            "vocabulary": self.vocabulary,
+            "outputs": self.outputs,
+            "predicts": "tokens" if self.predicts_tokens else "classes",
+            "has_tokenizer": self.tokenizer is not None,
+            "has_chat_template": self.chat_template is not None,
+            "layers": self._size("n_layer"),
+            "width": self._size("d_model"),
+            "state_bytes": self.state_bytes,
+            "cache_bytes_per_token": self.cache_bytes_per_token,
+            "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
+        }
+
+
+def _template_environment() -> ImmutableSandboxedEnvironment:
+    """Make an environment with the extensions that transformers gives to chat templates."""
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return environment
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Write JSON as transformers does; Jinja's own filter escapes it for HTML and sorts the keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, which marks what a model has written and changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Unknown:
+    """The token that ends a message, which a run does not name."""
+
+    def __str__(self) -> str:
+        raise TemplateError("it uses eos_token, which a run does not name: write the token itself into the template")
+
+    def __add__(self, other: Any) -> str:
+        return str(self)
+
+    __radd__ = __add__

@@ -1,0 +1,298 @@
+"""OpenAI's endpoints: /v1/models, /v1/completions and /v1/chat/completions."""
+
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Annotated, Any, ClassVar
+
+import fastapi
+from fastapi import APIRouter, Depends, Response
+from sse_starlette import EventSourceResponse
+
+from recurra.checks import sentence
+from recurra.serve._bodies import (
+    ChatBody,
+    CompletionBody,
+    OpenAIBody,
+    encode,
+    require_collectable,
+    require_generation,
+    require_tokens,
+)
+from recurra.serve._http import ApiError, request_failed
+from recurra.serve._model import ServedModel
+from recurra.serve._requests import Event, Request, TokenDetails, TokenEvent
+from recurra.serve._service import Caller, Service, caller
+from recurra.serve._streaming import EventStream, message
+from recurra.streams.continuation import start_of
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+_By = Annotated[Caller, Depends(caller)]
+
+_DEFAULT_TOKENS = 1024
+"""Maximum number of tokens of a chat's answer, if the request sets none."""
+_REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
+"""OpenAI's words for reasons that it does not know."""
+
+
+@router.get("/models")
+async def _models(by: _By) -> dict[str, Any]:
+    """List the models."""
+    return {"object": "list", "data": [_model_json(by.service, model) for model in by.service.models.values()]}
+
+
+@router.get("/models/{name}")
+async def _model(name: str, by: _By) -> dict[str, Any]:
+    """Show a model."""
+    return _model_json(by.service, by.service.model(name))
+
+
+def _model_json(service: Service, served: ServedModel) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": int(service.started),
+        "owned_by": "recurra",
+        "recurra": served.description(),
+    }
+
+
+@router.post("/completions", response_model=None)
+async def _completions(client: fastapi.Request, body: CompletionBody, by: _By) -> EventSourceResponse | Response:
+    """Continue a text."""
+    served = by.service.model(body.model)
+    prompt = await _prompt(served, body)
+    by.service.require_allowed(prompt=len(prompt), max_tokens=body.max_tokens)
+    details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
+    request = _request(by.service, served, prompt, body, body.max_tokens, details)
+    request.reports_prompt = body.echo
+    return await _answer(client, by.service, request, body, _Completion(request, body))
+
+
+@router.post("/chat/completions", response_model=None)
+async def _chat(client: fastapi.Request, body: ChatBody, by: _By) -> EventSourceResponse | Response:
+    """Continue a chat."""
+    served = by.service.model(body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
+        raise ApiError(400, message, param="top_logprobs")
+    prompt = await encode(served, served.chat_text([message.model_dump() for message in body.messages]))
+    max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
+    by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
+    details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
+    request = _request(by.service, served, prompt or served.first_tokens(), body, max_tokens, details)
+    request.reports_prompt = False
+    return await _answer(client, by.service, request, body, _Chat(request, body))
+
+
+async def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
+        if len(prompt) > 1:
+            message = f"prompt has {len(prompt)} texts; expected one: send a request for each"
+            raise ApiError(400, message, param="prompt")
+        prompt = prompt[0]
+    tokens = await encode(served, prompt) if isinstance(prompt, str) else list(prompt)
+    return tokens or served.first_tokens()
+
+
+def _request(
+    service: Service, served: ServedModel, prompt: list[int], body: OpenAIBody, max_tokens: int, details: TokenDetails
+) -> Request:
+    require_tokens(served, prompt)
+    require_generation(served)
+    if body.n > service.settings.max_streams:
+        raise ApiError(400, sentence("n", body.n, f"at most {service.settings.max_streams} at once"), param="n")
+    configs = body.configs(served, max_tokens, body.n) if max_tokens else []
+    return Request(served, served.start, prompt, configs, details, deadline=service.deadline())
+
+
+async def _answer(
+    client: fastapi.Request, service: Service, request: Request, body: OpenAIBody, answer: "_Answer"
+) -> EventSourceResponse | Response:
+    if not body.stream:
+        require_collectable(request, body.n)
+    events = await EventStream.start(client, service.engine.run(request))
+    return events.stream(answer.stream(events)) if body.stream else await events.collect(answer.collect(events))
+
+
+@dataclass
+class _Delta:
+    """A part of one choice, or all of it."""
+
+    choice: int
+    text: str = ""
+    tokens: list[TokenEvent] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class _Answer:
+    """Turns a request's events into a response, as a stream of deltas or as one."""
+
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, request: Request, body: Any, echo: str | None = None) -> None:
+        self._request, self._body, self._echo = request, body, echo
+        self._frame = {
+            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": request.model.name,
+        }
+        self._n_written = 0
+        self._read: list[TokenEvent] = []
+
+    def choice(self, delta: _Delta) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def chunk(self, delta: _Delta) -> dict[str, Any]:
+        """Return the fields of a choice in a stream."""
+        return self.choice(delta)
+
+    def logprobs(self, delta: _Delta) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def opening(self) -> list[_Delta]:
+        return []
+
+    async def collect(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
+        choices = [_Delta(index) for index in range(self._body.n)]
+        async for some in events:
+            for delta in self._deltas(some):
+                choice = choices[delta.choice]
+                choice.text += delta.text
+                choice.tokens += delta.tokens
+                choice.finish_reason = delta.finish_reason or choice.finish_reason
+        if any(choice.finish_reason == "error" for choice in choices):
+            raise request_failed()
+        shown = [self._json(choice, self.choice(choice)) for choice in choices]
+        return self._frame | {"object": self.kind, "choices": shown, "usage": self._usage()}
+
+    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
+        """Yield the response in messages; what the engine reports at once goes out at once."""
+        frame = self._frame | {"object": self.chunk_kind}
+        head = json.dumps(frame)[:-1] + ', "choices": ['
+
+        def encoded(deltas: list[_Delta]) -> bytes:
+            return b"".join(
+                [message(f"{head}{json.dumps(self._json(delta, self.chunk(delta)))}]}}") for delta in deltas]
+            )
+
+        if opening := self.opening():
+            yield encoded(opening)
+        async for some in events:
+            deltas = self._deltas(some)
+            good = list(takewhile(lambda delta: delta.finish_reason != "error", deltas))
+            if good:
+                yield encoded(good)
+            if len(good) < len(deltas):
+                yield message(json.dumps(request_failed().body()))
+                return
+        if self._body.wants_usage:
+            yield message(json.dumps(frame | {"choices": [], "usage": self._usage()}))
+        yield message("[DONE]")
+
+    def _json(self, delta: _Delta, fields: dict[str, Any]) -> dict[str, Any]:
+        logprobs = self.logprobs(delta) if self._request.details.logprob else None
+        return {"index": delta.choice, **fields, "logprobs": logprobs, "finish_reason": delta.finish_reason}
+
+    def _deltas(self, events: list[Event]) -> list[_Delta]:
+        """Return the deltas of the next events; an echoed prompt is the first of every choice."""
+        deltas = []
+        for event in events:
+            if isinstance(event, TokenEvent) and event.was_read:
+                self._read.append(event)
+                continue
+            if self._echo is not None:
+                deltas += [_Delta(choice, self._echo, self._read) for choice in range(self._body.n)]
+                self._echo = None
+            if not isinstance(event, TokenEvent):
+                choices = range(self._body.n) if event.reason == "read" else (event.choice,)
+                reason = _REASONS.get(event.reason, event.reason)
+                deltas += [_Delta(choice, event.text, [], reason) for choice in choices]
+                continue
+            self._n_written += 1
+            if event.text or self._request.details.logprob:
+                deltas.append(_Delta(event.choice, event.text, [event]))
+        return deltas
+
+    def _usage(self) -> dict[str, int]:
+        read, written = len(self._request.tokens), self._n_written
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+class _Completion(_Answer):
+    """The response of /v1/completions."""
+
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, request: Request, body: CompletionBody) -> None:
+        super().__init__(request, body, _echoed(request, body) if body.echo else None)
+        self._offsets = [0] * body.n
+
+    def choice(self, delta: _Delta) -> dict[str, Any]:
+        return {"text": delta.text}
+
+    def logprobs(self, delta: _Delta) -> dict[str, Any]:
+        text_of, offsets = self._request.model.text_of, []
+        for event in delta.tokens:
+            offsets.append(self._offsets[delta.choice])
+            self._offsets[delta.choice] += len(event.text)
+        return {
+            "tokens": [text_of(event.id) for event in delta.tokens],
+            "token_logprobs": [number(event.logprob) for event in delta.tokens],
+            "top_logprobs": [
+                {text_of(one.id): number(one.logprob) for one in event.alternatives} or None for event in delta.tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _echoed(request: Request, body: CompletionBody) -> str:
+    tokenizer = request.model.tokenizer
+    if isinstance(body.prompt, str) and (tokenizer is None or not start_of(tokenizer)):
+        return body.prompt
+    return " ".join(map(str, request.tokens)) if tokenizer is None else tokenizer.decode(request.tokens)
+
+
+class _Chat(_Answer):
+    """The response of /v1/chat/completions."""
+
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, delta: _Delta) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": delta.text}}
+
+    def chunk(self, delta: _Delta) -> dict[str, Any]:
+        """Return what is new of the message; a delta without anything is the opening."""
+        if not delta.text and not delta.tokens and delta.finish_reason is None:
+            return {"delta": {"role": "assistant", "content": ""}}
+        return {"delta": {"content": delta.text} if delta.text else {}}
+
+    def opening(self) -> list[_Delta]:
+        return [_Delta(choice) for choice in range(self._body.n)]
+
+    def logprobs(self, delta: _Delta) -> dict[str, Any]:
+        content = [
+            self._logprob(event.id, event.logprob)
+            | {"top_logprobs": [self._logprob(one.id, one.logprob) for one in event.alternatives]}
+            for event in delta.tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text = self._request.model.text_of(token)
+        return {"token": text, "logprob": number(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+def number(value: float | None) -> float | None:
+    """Return a log-probability that JSON can hold: rounded, None for NaN, and -9999 for minus infinity, as OpenAI's."""
+    if value is None or math.isnan(value):
+        return None
+    return round(value, 5) if math.isfinite(value) else -9999.0

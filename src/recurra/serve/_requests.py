@@ -1,0 +1,239 @@
+"""A request to a stream, which only the engine changes once it is submitted, and the events that report on it."""
+
+import base64
+import math
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recurra.analysis.gates import record_gates
+from recurra.serve._model import ServedModel, StreamState
+from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
+
+_MOST_CHECKPOINTS = 64
+"""Checkpoints that a request keeps while it runs."""
+
+
+class TokenDetails(NamedTuple):
+    """Which details of a token to report."""
+
+    logprob: bool = False
+    alternatives: int = 0  # this many of the likeliest tokens in its place
+    answers: int = 0  # for tokens that are read, this many of the likeliest outputs after each
+    gates: int = 0  # the transitions with which the model reads it, for at most this many channels of a layer
+
+    @property
+    def of_prediction(self) -> bool:
+        return self.logprob or self.alternatives > 0
+
+
+_NO_DETAILS = TokenDetails()
+
+
+class TokenLogprob(NamedTuple):
+    """An output of the model and its log-probability in nats."""
+
+    id: int
+    logprob: float
+
+
+class TokenEvent(NamedTuple):
+    """A token that was read or written."""
+
+    choice: int  # index of the continuation that it belongs to
+    id: int
+    text: str  # what it adds; "" inside a letter of several bytes, or while a stop text may begin
+    was_read: bool = False
+    logprob: float | None = None
+    alternatives: tuple[TokenLogprob, ...] = ()
+    answers: tuple[TokenLogprob, ...] = ()
+    gates: Any = None
+
+
+class EndEvent(NamedTuple):
+    """The end of one continuation, or of a request that only reads."""
+
+    choice: int
+    reason: str  # "stop", "length", "read", "cancelled", "timeout" or "error"
+    state: StreamState
+    text: str = ""  # that was held back
+    message: str = ""
+
+
+Event = TokenEvent | EndEvent
+
+
+@dataclass(eq=False)
+class Request:
+    """Tokens for a stream to read, and any number of continuations to write after them."""
+
+    model: ServedModel
+    start: StreamState
+    tokens: list[int]
+    configs: list[GenerationConfig]  # one for each continuation
+    details: TokenDetails = _NO_DETAILS
+    reports_prompt: bool = True
+    checkpoint_every: int = 0  # tokens; 0 for never
+    deadline: float = float("inf")  # on the clock of `time.monotonic`
+    is_cancelled: bool = False
+    n_read: int = 0
+    prompt_state: Any = None  # the model's state after the `n_read` tokens of `to_read`; None before the first
+    checkpoints: list[StreamState] = field(default_factory=list)
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def n_sequences(self) -> int:
+        return max(1, len(self.configs))
+
+    @property
+    def to_read(self) -> list[int]:
+        """The stream's unread token and the new ones but the last, which is left unread."""
+        return [*self.start.unread, *self.tokens][:-1]
+
+    @property
+    def n_left(self) -> int:
+        """The number of tokens of `to_read` that are left."""
+        return max(0, len(self.start.unread) + len(self.tokens) - 1 - self.n_read)
+
+    @property
+    def is_reported(self) -> bool:
+        return self.reports_prompt and bool(self.tokens) and any(self.details)
+
+    @cached_property
+    def prompt_report(self) -> "_PromptReport":
+        return _PromptReport(self)
+
+    @property
+    def numbers_per_token(self) -> int:
+        """How many numbers an event has, roughly: a measure of its memory."""
+        channels = self.model.gate_layers.values() if self.details.gates else ()
+        n_gates = sum(min(n, self.details.gates) for n in channels)  # two bytes each
+        return 1 + self.details.alternatives + self.details.answers + n_gates // 64
+
+    def interruption(self, now: float) -> str | None:
+        if self.is_cancelled:
+            return "cancelled"
+        return "timeout" if now > self.deadline else None
+
+    def add_checkpoint(self, state: StreamState) -> None:
+        """Keep a state; if there are too many, drop every other one and make the next ones half as frequent."""
+        self.checkpoints.append(state)
+        if len(self.checkpoints) >= _MOST_CHECKPOINTS:
+            del self.checkpoints[::2]
+            self.checkpoint_every *= 2
+
+
+class Sequence:
+    """One continuation of a request, while it is written in a batch, which holds its model state."""
+
+    def __init__(self, request: Request, choice: int, start: StreamState) -> None:
+        self.request, self.choice = request, choice
+        config = request.configs[choice]
+        self.generation = Generation(config)
+        self.stream = start._replace(model_state=None)
+        tokenizer = request.model.tokenizer
+        self._text = None if tokenizer is None else GeneratedText(tokenizer, start.recent, config.stop)
+        self.finish_reason: str | None = None
+
+    def state(self, model_state: Any) -> StreamState:
+        return self.stream._replace(model_state=model_state)
+
+    def append(self, token: int) -> str:
+        self.generation.count(token)
+        self.stream = self.stream.after((token,), None)
+        text = str(token) if self._text is None else self._text.add(token)
+        if self._text is not None and self._text.is_over:
+            self.finish_reason = "stop"
+        elif self.generation.is_over:
+            self.finish_reason = "length" if self.generation.n_left == 0 else "stop"
+        return text
+
+    def flush(self) -> str:
+        return "" if self._text is None else self._text.flush()
+
+
+class _PromptReport:
+    """Makes the events of the tokens that a request reads, chunk by chunk."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._n_reported = 0
+        self._logits: Tensor | None = None  # before the token that is reported next, for its log-probability
+        self._text = request.model.text_pieces(request.start.recent)
+
+    def chunk(self, tokens: list[int], hidden: Tensor, state: Any) -> list[TokenEvent]:
+        """Report the next tokens of `to_read`, given the head's inputs after each and the state before them."""
+        request, details = self._request, self._request.details
+        logits = request.model.head(hidden) if details.of_prediction or details.answers else None
+        gates = gates_of(request.model, tokens, state, details.gates) if details.gates else None
+        events = []
+        for step in range(len(tokens)):
+            after = None if logits is None else logits[step]
+            if request.n_read + step >= len(request.start.unread):  # the unread token was reported when it came
+                events.append(self._event(after, None if gates is None else gates[step]))
+            self._logits = after
+        return events
+
+    def last(self, state: Any) -> TokenEvent:
+        """Report the last token, which the stream does not read yet, given the state before it."""
+        model, details, token = self._request.model, self._request.details, self._request.tokens[-1]
+        after, gates = None, None
+        if details.answers:
+            after = model.head(model.read(torch.tensor([[token]]), state)[0])[0, -1]
+        if details.gates:
+            (gates,) = gates_of(model, [token], state, details.gates)
+        event = self._event(after, gates)
+        self._logits = None  # a view of a whole chunk's
+        return event
+
+    def _event(self, after: Tensor | None, gates: Any) -> TokenEvent:
+        request, details = self._request, self._request.details
+        token = request.tokens[self._n_reported]
+        self._n_reported += 1
+        logprob: float | None = None
+        alternatives: tuple[TokenLogprob, ...] = ()
+        if details.of_prediction and self._logits is not None and request.model.predicts_tokens:
+            logprob, alternatives = token_logprobs(self._logits, token, details.alternatives)
+        answers = token_logprobs(after, None, details.answers)[1] if details.answers and after is not None else ()
+        return TokenEvent(0, token, self._text(token), True, logprob, alternatives, answers, gates)
+
+
+def token_logprobs(
+    logits: Tensor, token: int | None, n_alternatives: int
+) -> tuple[float | None, tuple[TokenLogprob, ...]]:
+    logprobs = logits.float().log_softmax(-1)
+    likeliest: tuple[TokenLogprob, ...] = ()
+    if n_alternatives:
+        top = logprobs.topk(min(n_alternatives, len(logprobs)))
+        likeliest = tuple(map(TokenLogprob, top.indices.tolist(), top.values.tolist()))
+    return None if token is None else float(logprobs[token]), likeliest
+
+
+def gates_of(model: ServedModel, tokens: list[int], state: Any, channels: int) -> list[dict[str, Any]]:
+    """Return the transitions with which a model reads tokens from a state, one entry for each token.
+
+    An entry has `layers`, and `magnitudes` and `phases`, one string for each layer: base64 of a byte for each of at
+    most `channels` evenly spaced channels. |a| is byte / 255; the phase is byte / 256 of a full turn, from 0.
+    """
+    record = record_gates(model.plain, torch.tensor([tokens]), state)
+    chosen = [index for index, layer in enumerate(record.layers) if layer in model.gate_layers]
+    magnitudes = [_base64((255 * record.magnitudes[index][0]).round().clamp(0, 255), channels) for index in chosen]
+    phases = [_base64((256 * record.phases[index][0] / (2 * math.pi)).round() % 256, channels) for index in chosen]
+    return [
+        {
+            "layers": [record.layers[index] for index in chosen],
+            "magnitudes": [layer[step] for layer in magnitudes],
+            "phases": [layer[step] for layer in phases],
+        }
+        for step in range(len(tokens))
+    ]
+
+
+def _base64(values: Tensor, channels: int) -> list[str]:
+    width = values.shape[-1]
+    chosen = torch.linspace(0, width - 1, min(width, channels)).round().long()
+    return [base64.b64encode(bytes(step)).decode() for step in values[:, chosen].to(torch.uint8).tolist()]

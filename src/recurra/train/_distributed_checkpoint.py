@@ -1,0 +1,291 @@
+"""Checkpoints of several ranks: each writes its own part of the tensors, and any number of ranks reads them again.
+
+A checkpoint is a folder. Each rank writes `rank-00003.safetensors`, and the first one `manifest.json`: everything that
+is not a tensor, which box of which tensor is in which file, and digests. The folder gets its name when all of it is on
+disk, so that no kill leaves half a checkpoint under that name.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import Optimizer
+
+from recurra._files.digests import MANIFEST, file_sha256, read_stamped, require_files, write_stamped
+from recurra._files.weights import write_safetensors
+from recurra._files.writing import discard, naming, sync_folder
+from recurra.checks import sentence
+from recurra.state import map_tensors
+from recurra.train._distributed import Ranks, share_of
+from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_tensors, split_tensors, with_versions
+
+Target = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Makes the empty tensor that an entry of a checkpoint is read into, from its name, whole shape and type."""
+
+_MOST_BYTES = 2**30  # of a manifest
+
+
+class _Box(NamedTuple):
+    """A part of a tensor: where it begins, and its shape."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def within(self, other: "_Box") -> tuple[slice, ...] | None:
+        """The slices of `other` that it shares with this box; None if there are none."""
+        slices = []
+        for start, n, first, count in zip(self.start, self.shape, other.start, other.shape):
+            begin, end = max(start, first), min(start + n, first + count)
+            if begin >= end:
+                return None
+            slices.append(slice(begin - first, end - first))
+        return tuple(slices)
+
+
+def _box_of(tensor: Tensor) -> _Box:
+    if not isinstance(tensor, DTensor):
+        return _Box((0,) * tensor.dim(), tuple(tensor.shape))
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return _Box(tuple(start), tuple(shape))
+
+
+class _Pending(NamedTuple):
+    """A checkpoint that is being written: its folders, this rank's part, and what follows."""
+
+    target: Path
+    temporary: Path
+    digest: "Future[str]"
+    plain: Any
+    boxes: dict[str, _Box]
+    tensors: dict[str, tuple[list[int], str]]
+    done: Callable[[], None]
+
+
+def _on_cpu(tensor: Tensor, *, copy: bool) -> Tensor:
+    here = tensor.detach()
+    here = (here.to_local() if isinstance(here, DTensor) else here).resolve_conj()
+    here = torch.view_as_real(here) if here.is_complex() else here
+    return here.to("cpu", copy=copy)
+
+
+def _write_part(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a rank's file into a folder that has no name yet, and return its digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file, naming(path):
+        write_safetensors(file, tensors, {})
+        file.flush()
+        os.fsync(file.fileno())
+    return file_sha256(path)
+
+
+def _name(pending: _Pending, parts: list[tuple[str, dict[str, _Box]]]) -> None:
+    """Write the manifest, and give the folder its name."""
+    names = [f"rank-{rank:05d}{SUFFIX}" for rank in range(len(parts))]
+    boxes: dict[str, list[Any]] = {name: [] for name in pending.tensors}
+    for rank, (_, of_rank) in enumerate(parts):
+        for name, box in of_rank.items():
+            boxes[name].append([rank, box.start, box.shape])
+    manifest = {
+        "content": pending.plain,
+        "tensors": {
+            name: {"shape": shape, "dtype": dtype.removeprefix("torch."), "boxes": boxes[name]}
+            for name, (shape, dtype) in pending.tensors.items()
+        },
+        "files": dict(zip(names, (digest for digest, _ in parts))),
+    }
+    write_stamped(pending.temporary / MANIFEST, manifest)
+    sync_folder(pending.temporary)
+    discard(pending.target)  # there if a killed process wrote it after the checkpoint that this run goes on from
+    pending.temporary.rename(pending.target)
+    sync_folder(pending.target.parent)
+    pending.done()
+
+
+def load_sharded(path: Path, target: Target | None = None) -> Payload:
+    """Check and read a checkpoint folder: all of it in this process, or, with a `target`, this rank's part."""
+    manifest = read_stamped(path / MANIFEST, most_bytes=_MOST_BYTES, allow_nan=True)
+    require_files(path, manifest["files"])
+    parts = [safe_open(path / name, framework="pt") for name in sorted(manifest["files"])]
+    tensors = {name: _read(name, entry, parts, target) for name, entry in manifest["tensors"].items()}
+    return dict(join_tensors(manifest["content"], tensors))
+
+
+def _read(name: str, entry: Mapping[str, Any], parts: list[Any], target: Target | None) -> Tensor:
+    """Put the boxes of a tensor together, or those of them that this rank holds."""
+    size, dtype = torch.Size(entry["shape"]), getattr(torch, entry["dtype"])
+    tensor = torch.empty(size, dtype=dtype) if target is None else target(name, size, dtype)
+    here, own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor), _box_of(tensor)
+    for rank, start, shape in entry["boxes"]:
+        saved = _Box(tuple(start), tuple(shape))
+        to, of = saved.within(own), own.within(saved)
+        if to is None or of is None:
+            continue
+        content = parts[rank].get_slice(name)[of] if of else parts[rank].get_tensor(name)
+        here[to] = (torch.view_as_complex(content.contiguous()) if dtype.is_complex else content).to(here.device)
+    return tensor
+
+
+class RankCheckpoints(CheckpointFolder):
+    """A `CheckpointFolder` whose methods are called by all ranks together.
+
+    Args:
+        path: the folder.
+        keep: how many of the newest checkpoints to keep.
+        ranks: the ranks of the run.
+        asynchronous: let training continue while a checkpoint is written, from a copy of its tensors.
+    """
+
+    def __init__(self, path: Path, *, keep: int, ranks: Ranks, asynchronous: bool) -> None:
+        super().__init__(path, keep=keep)
+        self._ranks, self._asynchronous = ranks, asynchronous
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: _Pending | None = None
+
+    def _file(self, step: int) -> Path:
+        return self.path / f"step-{step:010d}"
+
+    def save(self, step: int, payload: Payload) -> Path:
+        """Write the checkpoint of a step, or begin to; then delete those that are too old to keep."""
+        target = self._file(step)
+        self._begin(target, with_versions(payload), lambda: self._drop_old(target))
+        return target
+
+    def save_best(self, payload: Payload) -> None:
+        """Write the best checkpoint, or begin to; then delete the previous best one."""
+        target = self.path / f"best-{payload['position']['step']:010d}"
+        self._begin(target, with_versions(payload), lambda: self._keep_best(target))
+
+    def drop_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        if self._ranks.is_first:
+            super().drop_after(step)
+        self._ranks.wait()
+
+    def _begin(self, target: Path, payload: Payload, done: Callable[[], None]) -> None:
+        """Begin to write; `done` is called on the first rank once the checkpoint has its name."""
+        self.finish()
+        plain, tensors = split_tensors(payload, target)
+        temporary = target.with_name(f".{target.name}.{self._ranks.from_first(secrets.token_hex(8))}.tmp")
+        own = {name: tensor for name, tensor in tensors.items() if self._writes(tensor)}
+        # A copy, if training goes on: the next update changes the weights in place.
+        parts = {name: _on_cpu(tensor, copy=self._asynchronous) for name, tensor in own.items()}
+        digest = self._thread.submit(_write_part, temporary / f"rank-{self._ranks.rank:05d}{SUFFIX}", parts)
+        described = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+        boxes = {name: _box_of(tensor) for name, tensor in own.items()}
+        self._pending = _Pending(target, temporary, digest, plain, boxes, described, done)
+        if not self._asynchronous:
+            self.finish()
+
+    def _writes(self, tensor: Tensor) -> bool:
+        """Say whether this rank writes its part: of those that have the same, only the first does."""
+        if not isinstance(tensor, DTensor):
+            return self._ranks.is_first
+        coordinate = tensor.device_mesh.get_coordinate()
+        assert coordinate is not None
+        alike = [place for place, how in zip(coordinate, tensor.placements) if isinstance(how, Replicate)]
+        return not any(alike) and 0 not in _box_of(tensor).shape
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written, and give it its name. Raises OSError."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        error: Exception | None = None
+        digest = ""
+        try:
+            digest = pending.digest.result()
+        except (OSError, ValueError) as failed:
+            error = failed
+        parts = self._ranks.gather((digest, pending.boxes, None if error is None else str(error)))
+        if self._ranks.is_first and all(reason is None for *_, reason in parts):
+            try:
+                _name(pending, [(digest, boxes) for digest, boxes, _ in parts])
+            except OSError as failed:
+                error, parts[0] = failed, (digest, pending.boxes, str(failed))
+        reasons = self._ranks.from_first([reason for *_, reason in parts if reason is not None])
+        if reasons:
+            got = f"a checkpoint that cannot be written ({reasons[0]})"
+            raise OSError(sentence(str(pending.target), got, "a folder that can be written")) from error
+
+    def poll(self) -> None:
+        """Name a checkpoint that has been written in the meantime; returns at once if it has not."""
+        if self._pending is not None and self._ranks.total(float(self._pending.digest.done()))[0] == self._ranks.count:
+            self.finish()
+
+
+class RankLayout:
+    """Which part of a checkpoint's tensors this rank holds, with as many ranks as there are now.
+
+    Weights, their average and the optimiser's state are distributed as the model is, carried states by streams;
+    everything else is the same on every rank. `device` is the kind of device that the ranks compute on.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, device: str) -> None:
+        self._weights = dict(model.state_dict())
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._ranks, self._device = ranks, device
+
+    def target(self, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Make the empty tensor that an entry of a checkpoint folder is read into."""
+        like = self._like(name, size)
+        if like is not None:
+            return torch.empty_like(like, dtype=dtype)
+        if name.startswith("state."):
+            rows, rest = self._rows(name, size), size[1:]
+            return self._of_all_streams(torch.empty((rows, *rest), dtype=dtype, device=self._device))
+        return torch.empty(size, dtype=dtype)
+
+    def lay_out(self, payload: Payload) -> Payload:
+        """Take this rank's part of a whole checkpoint, as one process writes it."""
+        plain, tensors = split_tensors(payload, Path("the checkpoint"))
+        parts: dict[str, Tensor] = {}
+        for name, whole in tensors.items():
+            like = self._like(name, whole.shape)
+            if isinstance(like, DTensor):
+                parts[name] = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
+            elif name.startswith("state."):
+                self._rows(name, whole.shape)
+                parts[name] = share_of(self._ranks, whole)
+            else:
+                parts[name] = whole
+        return dict(join_tensors(plain, parts))
+
+    def whole_state(self, state: object) -> object:
+        """Turn this rank's streams into tensors of all streams, for a checkpoint."""
+        return map_tensors(self._of_all_streams, state)
+
+    def own_state(self, state: object) -> object:
+        """Turn tensors of all streams, as read from a checkpoint, into those of this rank's."""
+        return map_tensors(lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor, state)
+
+    def _of_all_streams(self, rows: Tensor) -> Tensor:
+        placements = [Shard(0), Replicate()]  # by streams, and alike on the ranks that share a sequence
+        return DTensor.from_local(
+            rows.detach().contiguous(), self._ranks.mesh(self._device), placements, run_check=False
+        )
+
+    def _like(self, name: str, size: torch.Size) -> Tensor | None:
+        section, _, rest = name.partition(".")
+        if section == "model":
+            return self._weights.get(rest)
+        if section == "average":
+            return self._weights.get(rest.removeprefix("weights."))
+        if section == "optimizer":
+            number = int(rest.split(".")[1]) if rest.startswith("state.") else -1
+            own = self._parameters[number] if 0 <= number < len(self._parameters) else None
+            return own.detach() if own is not None and own.shape == size and len(size) else None
+        return None
+
+    def _rows(self, name: str, size: torch.Size) -> int:
+        if not len(size) or size[0] % self._ranks.data_count:
+            expected = f"one whose first dimension counts streams that {self._ranks.data_count} ranks can share"
+            raise ValueError(sentence(f"{name} of the checkpoint", f"of shape {tuple(size)}", expected))
+        return int(size[0]) // self._ranks.data_count

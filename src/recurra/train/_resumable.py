@@ -1,0 +1,313 @@
+"""From a checkpoint back to a run: the random states of all generators, and whether the parts of a checkpoint fit."""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from recurra._files.weights import shape_difference
+from recurra._files.writing import discard
+from recurra.checks import sentence
+from recurra.data.batches import BatchSource, DataSet
+from recurra.state import state_from_plain, state_to_plain
+from recurra.train._distributed import Ranks, recompute_blocks
+from recurra.train._process import reseed, set_up_process, settled
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint
+from recurra.train.experiment import Experiment, require_resumable, to_plain
+from recurra.train.losses import Levels, Objective
+from recurra.train.metrics import RunningSums
+from recurra.train.optimizer import WeightAverage, build_optimizer
+from recurra.train.run_folder import RunFolder
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the states of all generators that training may draw from, as numbers, lists and tensors."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - this saves the global generator
+    inner = numpy_state["state"]
+    return {
+        "python": list(random.getstate()),
+        "numpy": {**numpy_state, "state": {**inner, "key": inner["key"].tolist()}},
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    """Restore what `_random_state` returned, of CUDA only on as many devices."""
+    kind, words, spare = state["python"]
+    random.setstate((kind, tuple(words), spare))
+    inner = state["numpy"]["state"]
+    key = np.asarray(inner["key"], dtype=np.uint32)
+    np.random.set_state({**state["numpy"], "state": {**inner, "key": key}})  # noqa: NPY002
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
+
+
+# --- a run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back ---
+
+OpenData = Callable[[Experiment, Ranks], DataSet]
+"""Opens the data of an experiment as one rank reads them."""
+
+
+@dataclass
+class Position:
+    """The position of a run: the next batch is number `batch` of epoch `epoch`. tokens: for video, frames."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class ResumableRun:
+    """The model, optimiser and data of an experiment on this rank, and the position of its run.
+
+    Args:
+        experiment: what to train, on which data, and how.
+        folder: the folder of the run; nothing is written to it here.
+        open_data: opens the data.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, open_data: OpenData) -> None:
+        self.config, self._asked_precision = settled(experiment.training), experiment.training.precision
+        self.experiment, self.folder = replace(experiment, training=self.config), folder
+        self.fabric = set_up_process(self.config)
+        self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size, self.config.sequence_parallel)
+        self.pieces = self.ranks.pieces
+        with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
+            self.data = data = open_data(experiment, self.ranks)
+        self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
+        self.model = experiment.build_model(data)
+        if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
+            got = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
+            raise ValueError(sentence("training.monitor", got, "loss for this model"))
+        self._set_up_model()
+        self.checkpoints = self._open_checkpoints()
+        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
+        self.position = Position()
+        self.sums = RunningSums(self.fabric.device)
+        self.state: Any = None
+        self.scores: dict[str, dict[str, int | float]] = {}
+        self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
+        self._begun: str | None = None
+        self._resumed_notes: list[str] = []
+
+    def _set_up_model(self) -> None:
+        # Sharding leaves nothing to copy: what averages the weights is made before.
+        self.average = WeightAverage(self.model, self.experiment.averaging, shard=self._shard)
+        if self.config.checkpoint_blocks:
+            recompute_blocks(self.model)
+        objective = Objective(self.model, self.config, self.pieces).to(self.fabric.device)
+        if self.config.compile:
+            objective.compile()
+        # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.
+        self.wrapped = self.fabric.strategy.setup_module(objective)
+        optimizer = build_optimizer(self.model, self.experiment.optimizer, precision=self.config.precision)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
+        reseed(self.config, self.ranks.rank)
+
+    @property
+    def _shard(self) -> Callable[[nn.Module], nn.Module] | None:
+        if not (self.ranks.several and self.config.strategy == "fsdp"):
+            return None
+        from recurra.train._distributed import shard
+
+        device = self.fabric.device
+        return lambda model: shard(model.to(device), self.fabric.strategy.device_mesh["data_parallel"])
+
+    def _open_checkpoints(self) -> CheckpointFolder:
+        path, keep = self.folder.checkpoints, self.config.keep_checkpoints
+        if not self.ranks.several:
+            return CheckpointFolder(path, keep=keep)
+        from recurra.train._distributed_checkpoint import RankCheckpoints, RankLayout
+
+        self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
+        asynchronous = self.config.asynchronous_saving
+        return RankCheckpoints(path, keep=keep, ranks=self.ranks, asynchronous=asynchronous)
+
+    @property
+    def source(self) -> BatchSource:
+        """The training batches."""
+        return self.levels.source
+
+    def begin(self) -> str:
+        """Load the weights of `init_from` if the run is at its start, and return a line on them, or "".
+
+        `fit` calls this if nobody has.
+        """
+        if self._begun is None:
+            self._begun = self._load_initial_weights() if self.position.step == 0 else ""
+        return self._begun
+
+    def _load_initial_weights(self) -> str:
+        if self._shard is None:
+            return self.experiment.load_initial_weights(self.model, self.data)
+        whole = self.experiment.build_model(self.data)
+        if note := self.experiment.load_initial_weights(whole, self.data):
+            self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
+        return note
+
+    def snapshot(self) -> Payload:
+        """Return all that the next update and record depend on, as plain data; ranks call this together."""
+        several = self.ranks.several
+        return {
+            "config": to_plain(self.experiment),
+            "position": asdict(self.position),
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "state": state_to_plain(self._layout.whole_state(self.state) if several else self.state),
+            "window": self.sums.state_dict(self.ranks),
+            "levels": self.levels.state_dict(self.ranks),
+            "scores": self.scores,
+            "resumed_at": list(self.resumed_at),
+            "random": self.ranks.gather(_random_state()) if several else _random_state(),
+        }
+
+    def resume(self, which: str) -> None:
+        """Go back to a checkpoint: "last", "previous", "best" or a path; then lock the run until `fit` ends.
+
+        With "last", a run without checkpoints of steps continues from the best one, or else starts from the beginning.
+        A checkpoint that is not one of a step is first saved as one, so that the run can stop at any time. The number
+        of ranks may differ from the saving run's: weights, optimiser and carried states are distributed anew.
+        """
+        if which == "last" and not self.checkpoints.steps():
+            if not self.checkpoints.best.exists():
+                return  # `fit` calls `begin`
+            which = "best"
+        target, device = (self._layout.target, "cpu") if self.ranks.several else (None, self.fabric.device)
+        path, saved = self.checkpoints.load(which, device, target=target)
+        require_resumable(saved["config"], self.experiment)
+        if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
+            got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
+            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
+        if self.ranks.several:
+            if not path.is_dir():
+                saved = self._layout.lay_out(saved)
+            saved["state"] = self._layout.own_state(saved["state"])
+        if saved["optimizer"] is None:
+            got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
+            raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
+        # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
+        if difference := shape_difference(self.model, saved["model"]):
+            got = f"a checkpoint of another model (it has {difference})"
+            raise CheckpointError(sentence(str(path), got, "one of this model"))
+        state = state_from_plain(saved["state"], self.model)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.state = state
+        self.model.load_state_dict(saved["model"])
+        self.average.load_state_dict(self._resumed_average(saved))
+        self.position = Position(**saved["position"])
+        self.sums.load_state_dict(saved["window"], self.ranks)
+        self.levels.load_state_dict(saved["levels"], self.ranks)
+        self.scores = saved["scores"]
+        if not self.ranks.from_first(self.checkpoints.best.exists()):  # killed after it was forgotten
+            self.scores.pop("best", None)
+        # A finished run has nothing to resume.
+        self.resumed_at = [*saved["resumed_at"], *([] if self.finished else [self.position.step])]
+        if self.ranks.is_first:
+            self.folder.lock()
+        self._resume_random(saved["random"])
+        self._resume_epoch()
+        if path not in self.checkpoints.steps():
+            self.checkpoints.save(self.position.step, self.snapshot())
+            self.checkpoints.finish()
+        abandoned, score = self._later_best(saved["config"]["training"], len(_as_list(saved["random"])))
+        self.checkpoints.drop_after(self.position.step)
+        if abandoned:
+            self.scores.pop("best", None)
+            if self.ranks.is_first:
+                discard(self.checkpoints.best)
+        elif score is not None:
+            self.scores["best"] = score
+
+    def _resumed_average(self, saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The average so far; without it if averaging is to begin at another step than before, as in a longer run."""
+        start, found = self.experiment.averaging.start_step, saved["average"]
+        if found is None or saved["config"]["averaging"]["start_step"] == start:
+            return found
+        before = saved["config"]["averaging"]["start_step"]
+        note = f"note: averaging.start_step was {before} and is {start}: what was averaged until now is left out"
+        self._resumed_notes.append(note)
+        return None
+
+    def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
+        """Say what becomes of a best checkpoint of a later step: whether it is removed."""
+        is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
+        every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
+        is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
+        if is_as_long and is_scored_alike:
+            return False, None
+        fate = self._fate_of_best(is_as_long) if self.ranks.is_first else None
+        found: tuple[bool, Any] = self.ranks.from_first(fate)
+        return found
+
+    def _fate_of_best(self, is_as_long: bool) -> tuple[bool, Any]:
+        path = self.checkpoints.best
+        if not path.exists():
+            return False, None
+        try:
+            best = load_checkpoint(path)
+        except CheckpointError as error:
+            self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+            return True, None
+        if best["position"]["step"] <= self.position.step:
+            return False, None
+        return (False, best["scores"].get("best")) if is_as_long else (True, None)
+
+    def _resume_random(self, saved: Any) -> None:
+        """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
+        states = _as_list(saved)
+        if self.ranks.rank < len(states):
+            _set_random_state(states[self.ranks.rank])
+        else:
+            reseed(self.config, self.ranks.rank + self.position.step * self.ranks.count)
+        has_dropout = any(getattr(part, "p", 0) for part in self.model.modules() if "Drop" in type(part).__name__)
+        if len(states) != self.ranks.count and has_dropout:
+            self._resumed_notes.append(
+                f"note: saved by {len(states)} ranks and resumed by {self.ranks.count}: "
+                "dropout draws other numbers from here on"
+            )
+
+    def _resume_epoch(self) -> None:
+        """Go on with the next epoch if this one has no more batches here, and say so if epochs have another length."""
+        at = self.position
+        if at.batch >= len(self.source):
+            at.epoch, at.batch, self.state = at.epoch + 1, 0, None
+        if at.step != at.epoch * self.steps_per_epoch + math.ceil(at.batch / self.config.accumulate):
+            self._resumed_notes.append(
+                f"note: epochs have {self.steps_per_epoch} updates here, another number before step {at.step}: "
+                f"the run ends after {self.total_steps}, wherever in an epoch that is"
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its end."""
+        return self.position.step >= self.total_steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether `training.patience` or `training.stop_at` has ended the run."""
+        if self.config.patience is not None and self._since_best >= self.config.patience:
+            return True
+        best, enough = self.scores.get("best"), self.config.stop_at
+        if best is None or enough is None:
+            return False
+        return bool(best["accuracy"] >= enough if self.config.monitor == "accuracy" else best["loss"] <= enough)
+
+    @property
+    def _since_best(self) -> int:
+        """How many evaluations in a row were no better than the best."""
+        return int(self.scores["last"]["since_best"]) if {"last", "best"} <= self.scores.keys() else 0
+
+
+def _as_list(random: Any) -> list[Any]:
+    """The random numbers of every rank that there was."""
+    return random if isinstance(random, list) else [random]
