@@ -110,7 +110,7 @@ def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkey
     assert "ValueError: inside" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["requests._PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
+@pytest.mark.parametrize("place", ["_requests._PromptReport.last", "_requests.Sequence.append", "_engine.gates_of"])
 def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
     client = serving().client()
     client.post("/v1/sessions", json={"name": "a"})

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recurra.serve._engine import LONGEST_CHUNK, SHORTEST_CHUNK, QueueFull, Scheduler, _Pace
 from recurra.serve._model import StreamState
 from recurra.serve._requests import _MOST_CHECKPOINTS, Request
-from recurra.serve._scheduler import LONGEST_CHUNK, SHORTEST_CHUNK, QueueFull, Scheduler, _Pace
 
 MODEL, OTHER = object(), object()
 

@@ -179,11 +179,11 @@ def test_what_one_turn_forgets_leaves_no_gap_on_the_disk(serving, tmp_path, mode
 def full_disk():
     """Nothing can be written meanwhile."""
 
-    def fails(database):
+    def fails(*_):
         raise sqlite3.OperationalError("database or disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recurra.serve._store.write", lambda *_, **__: fails)
+        patch.setattr("recurra.serve._store.write", fails)
         yield
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
-from jinja2 import TemplateError
+from jinja2 import StrictUndefined, TemplateError
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -129,8 +129,9 @@ class ServedModel:
             message = f"{self.name} has no chat template; expected a model with one: use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="model")
         try:
+            unknown = StrictUndefined("it uses eos_token, which a run does not name: write it into the template itself")
             template = _template_environment().from_string(self.chat_template)
-            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
+            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=unknown)
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
 
@@ -206,15 +207,3 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Unknown:
-    """The token that ends a message, which a run does not name."""
-
-    def __str__(self) -> str:
-        raise TemplateError("it uses eos_token, which a run does not name: write the token itself into the template")
-
-    def __add__(self, other: Any) -> str:
-        return str(self)
-
-    __radd__ = __add__

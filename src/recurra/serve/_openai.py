@@ -7,32 +7,30 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import fastapi
-from fastapi import APIRouter, Depends, Response
-from sse_starlette import EventSourceResponse
+from fastapi import APIRouter, Response
 
 from recurra.checks import sentence
-from recurra.serve._bodies import (
+from recurra.serve._http import ApiError, request_failed
+from recurra.serve._model import ServedModel
+from recurra.serve._requests import Event, Request, TokenDetails, TokenEvent
+from recurra.serve._service import (
+    By,
     ChatBody,
     CompletionBody,
     OpenAIBody,
+    Service,
     encode,
     require_collectable,
     require_generation,
     require_tokens,
 )
-from recurra.serve._http import ApiError, request_failed
-from recurra.serve._model import ServedModel
-from recurra.serve._requests import Event, Request, TokenDetails, TokenEvent
-from recurra.serve._service import Caller, Service, caller
-from recurra.serve._streaming import EventStream, message
+from recurra.serve._streaming import message, respond
 from recurra.streams.continuation import start_of
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-
-_By = Annotated[Caller, Depends(caller)]
 
 _DEFAULT_TOKENS = 1024
 """Maximum number of tokens of a chat's answer, if the request sets none."""
@@ -41,13 +39,13 @@ _REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
 
 
 @router.get("/models")
-async def _models(by: _By) -> dict[str, Any]:
+async def _models(by: By) -> dict[str, Any]:
     """List the models."""
     return {"object": "list", "data": [_model_json(by.service, model) for model in by.service.models.values()]}
 
 
 @router.get("/models/{name}")
-async def _model(name: str, by: _By) -> dict[str, Any]:
+async def _model(name: str, by: By) -> dict[str, Any]:
     """Show a model."""
     return _model_json(by.service, by.service.model(name))
 
@@ -63,7 +61,7 @@ def _model_json(service: Service, served: ServedModel) -> dict[str, Any]:
 
 
 @router.post("/completions", response_model=None)
-async def _completions(client: fastapi.Request, body: CompletionBody, by: _By) -> EventSourceResponse | Response:
+async def _completions(client: fastapi.Request, body: CompletionBody, by: By) -> Response:
     """Continue a text."""
     served = by.service.model(body.model)
     prompt = await _prompt(served, body)
@@ -75,7 +73,7 @@ async def _completions(client: fastapi.Request, body: CompletionBody, by: _By) -
 
 
 @router.post("/chat/completions", response_model=None)
-async def _chat(client: fastapi.Request, body: ChatBody, by: _By) -> EventSourceResponse | Response:
+async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     """Continue a chat."""
     served = by.service.model(body.model)
     if body.top_logprobs is not None and not body.logprobs:
@@ -114,11 +112,10 @@ def _request(
 
 async def _answer(
     client: fastapi.Request, service: Service, request: Request, body: OpenAIBody, answer: "_Answer"
-) -> EventSourceResponse | Response:
+) -> Response:
     if not body.stream:
         require_collectable(request, body.n)
-    events = await EventStream.start(client, service.engine.run(request))
-    return events.stream(answer.stream(events)) if body.stream else await events.collect(answer.collect(events))
+    return await respond(client, service.engine.run(request), body.stream, answer.stream, answer.collect)
 
 
 @dataclass

@@ -6,10 +6,15 @@ from typing import Annotated, Any
 
 import fastapi
 from fastapi import APIRouter, Depends, Path, Query, Response
-from sse_starlette import EventSourceResponse
 
-from recurra.serve._bodies import (
+from recurra.serve._http import ApiError, request_failed
+from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._openai import number
+from recurra.serve._requests import EndEvent, Event, Request, TokenEvent, TokenLogprob
+from recurra.serve._service import (
     NAME,
+    By,
+    Caller,
     DetailsBody,
     FeedBody,
     ForkBody,
@@ -21,21 +26,14 @@ from recurra.serve._bodies import (
     require_generation,
     require_tokens,
 )
-from recurra.serve._http import ApiError, request_failed
-from recurra.serve._model import ServedModel, StreamState
-from recurra.serve._openai import number
-from recurra.serve._requests import EndEvent, Event, Request, TokenEvent, TokenLogprob
-from recurra.serve._service import Caller, caller
 from recurra.serve._sessions import CHECKPOINT_EVERY, Session
 from recurra.serve._store import WRITTEN
-from recurra.serve._streaming import EventStream, message, unless_gone
+from recurra.serve._streaming import message, respond, unless_gone
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-_By = Annotated[Caller, Depends(caller)]
 
-
-async def _named(name: Annotated[str, Path(pattern=NAME)], by: _By) -> Session:
+async def _named(name: Annotated[str, Path(pattern=NAME)], by: By) -> Session:
     return await by.service.sessions.get(by.owner, name)
 
 
@@ -43,14 +41,14 @@ _Named = Annotated[Session, Depends(_named)]
 
 
 @router.post("", status_code=201)
-async def _open_session(body: OpenBody, by: _By) -> dict[str, Any]:
+async def _open_session(body: OpenBody, by: By) -> dict[str, Any]:
     """Open a session."""
     return _session_json(await by.service.sessions.open(by.owner, by.service.model(body.model), body.name))
 
 
 @router.get("")
 async def _list_sessions(
-    by: _By, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: Annotated[str, Query(max_length=64)] = ""
+    by: By, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: Annotated[str, Query(max_length=64)] = ""
 ) -> dict[str, Any]:
     """List sessions by name, those after `after`."""
     infos = await by.service.sessions.infos(by.owner, limit + 1, after)  # one more tells whether there are more
@@ -75,7 +73,7 @@ async def _show_session(session: _Named) -> dict[str, Any]:
 
 
 @router.delete("/{name}")
-async def _close_session(name: Annotated[str, Path(pattern=NAME)], by: _By) -> dict[str, Any]:
+async def _close_session(name: Annotated[str, Path(pattern=NAME)], by: By) -> dict[str, Any]:
     """Delete a session."""
     await by.service.sessions.close(by.owner, name)
     return {"id": name, "object": "session", "deleted": True}
@@ -106,13 +104,13 @@ async def _transcript(
 
 
 @router.post("/{name}/fork", status_code=201)
-async def _fork(client: fastapi.Request, session: _Named, body: ForkBody, by: _By) -> dict[str, Any]:
+async def _fork(client: fastapi.Request, session: _Named, body: ForkBody, by: By) -> dict[str, Any]:
     """Open a session that continues from a position of this one."""
     return _session_json(await unless_gone(client, by.service.sessions.fork(session, body.name, body.position)))
 
 
 @router.post("/{name}/rewind")
-async def _rewind(client: fastapi.Request, session: _Named, body: RewindBody, by: _By) -> dict[str, Any]:
+async def _rewind(client: fastapi.Request, session: _Named, body: RewindBody, by: By) -> dict[str, Any]:
     """Go back to a position; what came after it is forgotten."""
     await unless_gone(client, by.service.sessions.rewind(session, body.position))
     return _session_json(session)
@@ -132,20 +130,19 @@ def _session_json(session: Session) -> dict[str, Any]:
 
 
 @router.post("/{name}/feed", response_model=None)
-async def _feed(client: fastapi.Request, session: _Named, body: FeedBody, by: _By) -> EventSourceResponse | Response:
+async def _feed(client: fastapi.Request, session: _Named, body: FeedBody, by: By) -> Response:
     """Read a text or tokens."""
     start = session.state
     tokens = await _tokens(session, start, body, by)
     if not tokens:
         raise ApiError(400, "text is empty; expected a text, or tokens, to read", param="text")
     details = body.token_details(session.model, body.answers)
-    return await _answer(client, session, Request(session.model, start, tokens, [], details), body.stream, by)
+    request = Request(session.model, start, tokens, [], details)
+    return await _answer(client, session, request, body.stream, by)
 
 
 @router.post("/{name}/generate", response_model=None)
-async def _generate(
-    client: fastapi.Request, session: _Named, body: GenerateBody, by: _By
-) -> EventSourceResponse | Response:
+async def _generate(client: fastapi.Request, session: _Named, body: GenerateBody, by: By) -> Response:
     """Read a text or tokens, if any, and write."""
     require_generation(session.model)
     start = session.state
@@ -170,50 +167,39 @@ async def _tokens(session: Session, start: StreamState, body: DetailsBody, by: C
     return tokens
 
 
-async def _answer(
-    client: fastapi.Request, session: Session, request: Request, streams: bool, by: Caller
-) -> EventSourceResponse | Response:
+async def _answer(client: fastapi.Request, session: Session, request: Request, streams: bool, by: Caller) -> Response:
     request.checkpoint_every, request.deadline = CHECKPOINT_EVERY, by.service.deadline()
     if not streams:
         require_collectable(request)
-    events = await EventStream.start(client, by.service.sessions.run(session, request))
-    items = _items(request, events)
-    return events.stream(_messages(items)) if streams else await events.collect(_collected(session, items))
 
+    async def items(events: AsyncIterator[list[Event]]) -> AsyncIterator[list[tuple[str, dict[str, Any]]]]:
+        """Yield tokens, each with its position, and the end, as the engine reports them."""
+        read, written = request.start.position, request.start.position + len(request.tokens)
+        async for some in events:
+            found = []
+            for event in some:
+                if isinstance(event, TokenEvent):
+                    read, written = read + event.was_read, written + (not event.was_read)
+                    position = read if event.was_read else written
+                    found.append(("token", _token_json(request.model, event, position)))
+                else:
+                    found.append(("end", _end_json(event)))
+            yield found
 
-async def _items(
-    request: Request, events: AsyncIterator[list[Event]]
-) -> AsyncIterator[list[tuple[str, dict[str, Any]]]]:
-    """Yield tokens, each with its position, and the end, as the engine reports them."""
-    read, written = request.start.position, request.start.position + len(request.tokens)
-    async for some in events:
-        items = []
-        for event in some:
-            if isinstance(event, TokenEvent):
-                read, written = read + event.was_read, written + (not event.was_read)
-                position = read if event.was_read else written
-                items.append(("token", _token_json(request.model, event, position)))
-            else:
-                items.append(("end", _end_json(event)))
-        yield items
+    async def messages(events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
+        async for some in items(events):
+            yield b"".join([message(json.dumps(item), kind) for kind, item in some])
 
+    async def collect(events: AsyncIterator[list[Event]]) -> dict[str, Any]:
+        body: dict[str, Any] = {"object": "session.turn", "id": session.name, "tokens": []}
+        async for some in items(events):
+            body["tokens"] += [item for kind, item in some if kind == "token"]
+            body |= next((item for kind, item in some if kind == "end"), {})
+        if body["finish_reason"] == "error":
+            raise request_failed(body["message"])
+        return body
 
-async def _messages(items: AsyncIterator[list[tuple[str, dict[str, Any]]]]) -> AsyncGenerator[bytes, None]:
-    async for some in items:
-        yield b"".join([message(json.dumps(item), kind) for kind, item in some])
-
-
-async def _collected(session: Session, items: AsyncIterator[list[tuple[str, dict[str, Any]]]]) -> dict[str, Any]:
-    body: dict[str, Any] = {"object": "session.turn", "id": session.name, "tokens": []}
-    async for some in items:
-        for kind, item in some:
-            if kind == "token":
-                body["tokens"].append(item)
-            else:
-                body |= item
-    if body["finish_reason"] == "error":
-        raise request_failed(body["message"])
-    return body
+    return await respond(client, by.service.sessions.run(session, request), streams, messages, collect)
 
 
 def _token_json(model: ServedModel, event: TokenEvent, position: int) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class Sessions:
 
     async def infos(self, owner: str, limit: int, after: str) -> list[tuple[SessionInfo, str | None]]:
         """List the owner's sessions by name, each with the name of its model; None if that is not served."""
-        found = await self._store.call(store.infos(owner, limit, after))
+        found = await self._store.call(store.infos, owner, limit, after)
         names = {fingerprint: model.name for fingerprint, model in self._by_fingerprint.items()}
         return [(info, names.get(info.model)) for info in found]
 
@@ -154,7 +154,7 @@ class Sessions:
             if session is not None:
                 session.require_idle()
             with session.busy() if session is not None else contextlib.nullcontext():
-                if not await self._store.call(store.delete(owner, name)):
+                if not await self._store.call(store.delete, owner, name):
                     raise _unknown_session(name)
                 self._resident.pop(key, None)
             self._checkpoints.forget(key)
@@ -286,10 +286,10 @@ class Sessions:
         session = Session((owner, name or secrets.token_hex(8)), model, state, transcript, now, now)
         # one at a time for an owner, too, or sessions that are opened together would exceed the limit
         async with self._lock((owner, "")), self._lock(session.key):
-            if session.key in self._resident or await self._store.call(store.read(*session.key)) is not None:
+            if session.key in self._resident or await self._store.call(store.read, *session.key) is not None:
                 message = sentence("name", f"{session.name!r}, which is taken", "a new one")
                 raise ApiError(409, message, code="session_exists")
-            if await self._store.call(store.count(owner)) >= self._settings.max_sessions:
+            if await self._store.call(store.count, owner) >= self._settings.max_sessions:
                 message = f"this key has {self._settings.max_sessions} sessions; close some"
                 raise ApiError(429, message, code="too_many_sessions")
             await self._write(session)
@@ -304,7 +304,7 @@ class Sessions:
         part = session.transcript.part(0 if is_all else session.n_written)
         n_tokens = len(session.transcript)
         try:
-            await self._store.call(store.write(session.record(), part, is_all=is_all))
+            await self._store.call(store.write, session.record(), part, is_all)
         except BaseException:  # or the client has hung up, and it may fail later
             if self._resident.get(session.key) is session:
                 del self._resident[session.key]
@@ -314,7 +314,7 @@ class Sessions:
         session.n_written = n_tokens
 
     async def _load(self, key: _Key) -> Session:
-        found = await self._store.call(store.read(*key))
+        found = await self._store.call(store.read, *key)
         if found is None:
             raise _unknown_session(key[1])
         record, parts = found

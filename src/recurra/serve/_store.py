@@ -164,21 +164,21 @@ class SessionStore:
     """The database of sessions."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable, tuple, Future] | None] = queue.SimpleQueue()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(path,), name="recurra-sessions", daemon=True)
         self._thread.start()
         self._ready.result()
 
-    async def call(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run an action in a transaction; return when it is committed."""
-        return await asyncio.wrap_future(self.submit(action))
+    async def call(self, action: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Run an action in a transaction, with the database in front of the arguments; return when it is committed."""
+        return await asyncio.wrap_future(self.submit(action, *arguments))
 
-    def submit(self, action: Callable[[sqlite3.Connection], _Result]) -> "Future[_Result]":
+    def submit(self, action: Callable[..., _Result], *arguments: Any) -> "Future[_Result]":
         """Queue an action; the future is done when it is committed."""
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()  # a client that hangs up ends its wait, not the action
-        self._calls.put((action, future))
+        self._calls.put((action, arguments, future))
         return future
 
     def close(self) -> None:
@@ -206,14 +206,14 @@ class SessionStore:
         return None not in calls
 
 
-def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, Future]]) -> None:
+def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, tuple, Future]]) -> None:
     done: list[tuple[Future, Any]] = []
     try:
         database.execute("BEGIN")
-        for action, future in calls:
+        for action, arguments, future in calls:
             database.execute("SAVEPOINT action")
             try:
-                done.append((future, action(database)))
+                done.append((future, action(database, *arguments)))
             except Exception as error:  # this action alone fails
                 database.execute("ROLLBACK TO action")
                 future.set_exception(error)
@@ -222,7 +222,7 @@ def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, Futur
     except sqlite3.Error as error:
         if database.in_transaction:
             database.execute("ROLLBACK")
-        for _, future in calls:
+        for *_, future in calls:
             if not future.done():
                 future.set_exception(error)
         return
@@ -269,59 +269,49 @@ def _set_up(database: sqlite3.Connection, path: Path | None) -> None:
     database.executescript(f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; COMMIT;")
 
 
-def write(
-    record: SessionRecord, part: TranscriptPart | None, *, is_all: bool = False
-) -> Callable[[sqlite3.Connection], None]:
+# The actions: each runs inside a transaction.
+
+
+def write(database: sqlite3.Connection, record: SessionRecord, part: TranscriptPart, is_all: bool = False) -> None:
     """Write a session, new or not; `part` replaces its transcript from there on, or all of it."""
-
-    def action(database: sqlite3.Connection) -> None:
-        (number,) = database.execute(
-            "INSERT INTO sessions (owner, name, model, created, used, position, recent, state) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET model = excluded.model, "
-            "used = excluded.used, position = excluded.position, recent = excluded.recent, state = excluded.state "
-            "RETURNING number",
-            record,
-        ).fetchone()
-        if part is not None:
-            start = 0 if is_all else part.start
-            database.execute("DELETE FROM transcripts WHERE session = ? AND start >= ?", (number, start))
-            if part.tokens:
-                database.execute("INSERT INTO transcripts VALUES (?, ?, ?, ?, ?)", (number, *part))
-
-    return action
+    (number,) = database.execute(
+        "INSERT INTO sessions (owner, name, model, created, used, position, recent, state) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET model = excluded.model, "
+        "used = excluded.used, position = excluded.position, recent = excluded.recent, state = excluded.state "
+        "RETURNING number",
+        record,
+    ).fetchone()
+    start = 0 if is_all else part.start
+    database.execute("DELETE FROM transcripts WHERE session = ? AND start >= ?", (number, start))
+    if part.tokens:
+        database.execute("INSERT INTO transcripts VALUES (?, ?, ?, ?, ?)", (number, *part))
 
 
-def read(owner: str, name: str) -> Callable[[sqlite3.Connection], tuple[SessionRecord, list[TranscriptPart]] | None]:
+def read(database: sqlite3.Connection, owner: str, name: str) -> tuple[SessionRecord, list[TranscriptPart]] | None:
     """Read a session and the parts of its transcript; None if there is none."""
-
-    def action(database: sqlite3.Connection) -> tuple[SessionRecord, list[TranscriptPart]] | None:
-        row = database.execute(
-            "SELECT number, owner, name, model, created, used, position, recent, state FROM sessions "
-            "WHERE owner = ? AND name = ?",
-            (owner, name),
-        ).fetchone()
-        if row is None:
-            return None
-        parts = database.execute(
-            "SELECT start, tokens, logprobs, origins FROM transcripts WHERE session = ? ORDER BY start", row[:1]
-        )
-        return SessionRecord(*row[1:]), [TranscriptPart(*part) for part in parts]
-
-    return action
+    row = database.execute(
+        "SELECT number, owner, name, model, created, used, position, recent, state FROM sessions "
+        "WHERE owner = ? AND name = ?",
+        (owner, name),
+    ).fetchone()
+    if row is None:
+        return None
+    parts = database.execute(
+        "SELECT start, tokens, logprobs, origins FROM transcripts WHERE session = ? ORDER BY start", row[:1]
+    )
+    return SessionRecord(*row[1:]), [TranscriptPart(*part) for part in parts]
 
 
-def delete(owner: str, name: str) -> Callable[[sqlite3.Connection], bool]:
-    query = "DELETE FROM sessions WHERE owner = ? AND name = ?"
-    return lambda database: database.execute(query, (owner, name)).rowcount > 0
+def delete(database: sqlite3.Connection, owner: str, name: str) -> bool:
+    return database.execute("DELETE FROM sessions WHERE owner = ? AND name = ?", (owner, name)).rowcount > 0
 
 
-def infos(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connection], list[SessionInfo]]:
+def infos(database: sqlite3.Connection, owner: str, limit: int, after: str = "") -> list[SessionInfo]:
     query = (
         "SELECT name, model, created, used, position FROM sessions WHERE owner = ? AND name > ? ORDER BY name LIMIT ?"
     )
-    return lambda database: [SessionInfo(*row) for row in database.execute(query, (owner, after, limit))]
+    return [SessionInfo(*row) for row in database.execute(query, (owner, after, limit))]
 
 
-def count(owner: str) -> Callable[[sqlite3.Connection], int]:
-    query = "SELECT count(*) FROM sessions WHERE owner = ?"
-    return lambda database: int(database.execute(query, (owner,)).fetchone()[0])
+def count(database: sqlite3.Connection, owner: str) -> int:
+    return int(database.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0])

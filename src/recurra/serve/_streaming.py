@@ -96,47 +96,43 @@ class AsyncEngine(Engine):
                 self.cancel(request)
 
 
-class EventStream(AsyncIterator[list[Event]]):
-    """The events of a request on their way into an answer. `start` makes it."""
+async def respond(
+    client: fastapi.Request,
+    events: AsyncGenerator[list[Event], None],
+    streams: bool,
+    messages: Callable[[AsyncIterator[list[Event]]], AsyncGenerator[bytes, None]],
+    collect: Callable[[AsyncIterator[list[Event]]], Awaitable[dict[str, Any]]],
+) -> fastapi.Response:
+    """Answer a request with its events, once the first are there: a refusal comes before the answer begins.
 
-    def __init__(
-        self, client: fastapi.Request, first: list[Event], following: AsyncGenerator[list[Event], None]
-    ) -> None:
-        self._client, self._following = client, following
-        self._first: list[Event] | None = first
+    Args:
+        streams: send server-sent events, each item of `messages` one or several of `message`; or what `collect`
+            returns, in one piece: past FastAPI, which takes up to a millisecond per token.
+    """
+    first = await unless_gone(client, anext(events))
 
-    @classmethod
-    async def start(cls, client: fastapi.Request, events: AsyncGenerator[list[Event], None]) -> "EventStream":
-        """Wait for the first events, so that a refusal comes before the answer begins."""
-        return cls(client, await unless_gone(client, anext(events)), events)
+    async def everything() -> AsyncGenerator[list[Event], None]:
+        yield first
+        async for some in events:
+            yield some
 
-    async def __anext__(self) -> list[Event]:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await anext(self._following)
-
-    def stream(self, messages: AsyncGenerator[bytes, None]) -> EventSourceResponse:
-        """Answer with server-sent events: `messages`, made from these events, each one or several of `message`."""
-
-        async def closing() -> AsyncGenerator[bytes, None]:
-            try:
-                async for item in messages:
-                    yield item
-            finally:
-                await messages.aclose()
-                await self._following.aclose()
-
-        return _EventSourceResponse(closing())
-
-    async def collect(self, answer: Awaitable[dict[str, Any]]) -> fastapi.Response:
-        """Send an answer in one piece, past FastAPI, which takes up to a millisecond per token."""
+    async def streamed() -> AsyncGenerator[bytes, None]:
+        made = messages(everything())
         try:
-            body = await unless_gone(self._client, answer)
+            async for item in made:
+                yield item
         finally:
-            await self._following.aclose()
-        text = await asyncio.to_thread(json.dumps, body)
-        return fastapi.Response(text.encode(), media_type="application/json")
+            await made.aclose()
+            await events.aclose()
+
+    if streams:
+        return _EventSourceResponse(streamed())
+    try:
+        body = await unless_gone(client, collect(everything()))
+    finally:
+        await events.aclose()
+    text = await asyncio.to_thread(json.dumps, body)
+    return fastapi.Response(text.encode(), media_type="application/json")
 
 
 class _EventSourceResponse(EventSourceResponse):
@@ -153,7 +149,7 @@ def message(data: str, event: str = "") -> bytes:
 
 async def unless_gone(client: fastapi.Request, work: Awaitable[_Result]) -> _Result:
     """Wait for `work`, but cancel it when the client hangs up."""
-    task = asyncio.ensure_future(_awaited(work))
+    task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_hung_up(client))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,10 +161,6 @@ async def unless_gone(client: fastapi.Request, work: Awaitable[_Result]) -> _Res
             one.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await one
-
-
-async def _awaited(work: Awaitable[_Result]) -> _Result:
-    return await work
 
 
 async def _hung_up(client: fastapi.Request) -> None:
