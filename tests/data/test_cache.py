@@ -41,13 +41,6 @@ def test_an_entry_is_made_once_and_kept_in_the_users_folder(corpus, user_cache):
     assert len(list(paths[0].parent.iterdir())) == 2, "no temporary file is left"
 
 
-def test_another_key_is_another_entry(corpus):
-    cache = Cache(corpus)
-    one = cache.get("train", KEY, Writer(b"one"))
-    two = cache.get("train", {**KEY, "type": "<u4"}, Writer(b"two"))
-    assert (one.read_bytes(), two.read_bytes()) == (b"one", b"two")
-
-
 def damage_header(**changes):
     def damage(path):
         header = path.with_suffix(".json")
@@ -61,16 +54,11 @@ def damage_header(**changes):
     [
         lambda path: path.write_bytes(b"conten"),
         lambda path: path.write_bytes(b"Content"),
-        lambda path: path.write_bytes(b""),
         lambda path: path.unlink(),
         lambda path: path.with_suffix(".json").unlink(),
         lambda path: path.with_suffix(".json").write_bytes(b"{"),
-        lambda path: path.with_suffix(".json").write_bytes(b"\xff"),
-        lambda path: path.with_suffix(".json").write_bytes(b"[1]"),
         damage_header(format=0),
         damage_header(made_from={**KEY, "source": "another"}),
-        damage_header(bytes=8),
-        damage_header(sha256="0" * 64),
     ],
 )
 def test_a_bad_entry_is_made_anew(corpus, damage):
@@ -83,13 +71,12 @@ def test_a_bad_entry_is_made_anew(corpus, damage):
     assert write.calls == 1
 
 
-@pytest.mark.parametrize("kind", [ValueError, OSError])
-def test_a_writer_that_fails_leaves_no_entry(corpus, kind):
+def test_a_writer_that_fails_leaves_no_entry(corpus):
     def fail(out):
         out.write(b"half")
-        raise kind("no more")
+        raise OSError("no more")
 
-    with pytest.raises(kind, match=r"^no more$"):
+    with pytest.raises(OSError, match=r"^no more$"):
         Cache(corpus).get("train", KEY, fail)
     assert list(Cache(corpus).folder.iterdir()) == []
     assert Cache(corpus).get("train", KEY, Writer()).read_bytes() == b"content"
@@ -117,13 +104,6 @@ def test_a_sound_entry_in_a_read_only_folder_is_used(corpus):
     write = Writer()
     assert Cache(corpus).get("train", KEY, write) == path
     assert write.calls == 0
-
-
-def test_a_users_folder_that_cannot_be_written_is_an_error(corpus, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(OSError, match=r"cache is .*recurra.*, which cannot be written .*data\.cache"):
-        Cache(corpus).get("train", KEY, Writer())
 
 
 def unknown(user):

@@ -54,21 +54,11 @@ def test_a_vocabulary_of_ones_own_needs_no_training_file(make_corpus):
         loaded.tokens("train")
 
 
-@pytest.mark.parametrize("split", ["valid", "test"])
-def test_all_three_files_are_needed_otherwise(make_corpus, split):
-    with pytest.raises(FileNotFoundError, match=f"has no {split} file"):
-        TextCorpus.load(make_corpus(**{split: None}))
-
-
 @pytest.mark.usefixtures("no_type_checker")
 def test_contradicting_arguments_are_refused(make_corpus):
     folder = make_corpus()
     own = Vocabulary(["<eos>", "<unk>"])
-    for options in (
-        {"vocabulary": "bpe"},
-        {"bpe_vocab_size": 300},
-        {"vocabulary": own, "bpe_vocab_size": 300},
-    ):
+    for options in ({"vocabulary": "bpe"}, {"vocabulary": own, "bpe_vocab_size": 300}):
         with pytest.raises(ValueError, match=r"bpe_vocab_size is .* with vocabulary=.*; expected a size"):
             TextCorpus.load(folder, **options)
     with pytest.raises(ValueError, match="vocabulary is 'letters'; expected one of words, bpe"):
@@ -84,30 +74,6 @@ def test_everything_is_encoded_once(make_corpus, encoded_files):
     assert again.encoder.words == first.encoder.words
     for split in first.splits:
         assert np.array_equal(again.tokens(split), first.tokens(split))
-
-
-def test_tokens_are_mapped_and_read_only(make_corpus):
-    tokens = TextCorpus.load(make_corpus()).tokens("train")
-    assert isinstance(tokens, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        tokens[0] = 1
-
-
-class Letters:
-    """A minimal encoder of one's own, whose length is a parameter."""
-
-    def __init__(self, length):
-        self.length = length
-        self.fingerprint = f"letters-{length}"
-
-    def __len__(self):
-        return self.length
-
-    def encode(self, text):
-        return np.array([self.length - 1 - ord(letter) % 64 for letter in text])
-
-    def decode(self, tokens):
-        raise NotImplementedError
 
 
 def test_changed_data_is_encoded_anew(make_corpus, encoded_files):

@@ -1,10 +1,8 @@
 """`python -m benchmarks.faults` counts what it should count, and fails when something went wrong."""
 
-import json
 import os
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -66,15 +64,6 @@ def chosen(monkeypatch, tmp_path, **kinds):
     monkeypatch.setattr("sys.argv", ["faults", "--mutants", "4", "--only", *kinds])
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     return suite.main()
-
-
-def test_a_table_of_what_was_refused_and_read(monkeypatch, tmp_path, capsys):
-    assert chosen(monkeypatch, tmp_path, good=kind(refuse), valid=kind(read_text, digest=False)) == 0
-    said = capsys.readouterr()
-    assert "| good | 4 | 4 | 0 | 0 | 0 |" in said.out
-    assert "| valid | 4 | 0 | 0 | 0 | 4 |" in said.out
-    assert said.err == ""
-    assert json.loads(Path("runs/faults.json").read_text())["good"]["counts"] == {outcomes.REFUSED: 4}
 
 
 def test_a_crash_or_another_content_is_a_failure(monkeypatch, tmp_path, capsys):

@@ -26,7 +26,9 @@ def refusal(read, *arguments, **options):
     return message
 
 
-@pytest.mark.parametrize("content", [{}, {"a": [1, 2.5, None, True, "[{\\"]}, {"é": {"\n": '"'}}])
+@pytest.mark.parametrize(
+    "content", [{"a": [1, 2.5, None, True, "[{\\"]}, {"é": {"\n": '"'}}, {"a": "[" * 100, '\\"[': ['"' + "{" * 100]}]
+)
 def test_json_is_read_as_it_was_written(written, content):
     for ascii_only in (True, False):
         assert read_json(written(json.dumps(content, ensure_ascii=ascii_only))) == content
@@ -36,15 +38,11 @@ def test_json_is_read_as_it_was_written(written, content):
     ("content", "reason"),
     [
         ("", "not readable as JSON"),
-        ("{", "not readable as JSON"),
         ("[]", "JSON, but a list; expected a JSON object"),
         ('{"a": 1, "a": 1}', "the key 'a' is there twice"),
-        ('{"b": [{"a": 1, "a": 2}]}', "twice"),
         ('{"a": NaN}', "NaN is no JSON"),
-        ('{"a": -Infinity}', "Infinity"),
         ('{"a": 1e999}', "the number '1e999' is too large"),
         ('{"a": ' + "9" * 301 + "}", "a number has 301 digits"),
-        ('{"a": ' + "9" * 100_000 + "}", "digits"),
         ('{"a": ' + "[" * 64 + "]" * 64 + "}", "more than 64 levels deep"),
         ("[" * 1_000_000, "more than 64 levels deep"),
         ('{"a":' * 100_000, "more than 64 levels deep"),
@@ -53,7 +51,7 @@ def test_json_is_read_as_it_was_written(written, content):
         (b"\xff\xfe{\x00}\x00", "not UTF-8 (byte 0 is 0xff); expected text in UTF-8"),
         (b'\xef\xbb\xbf{"a": 1}', "BOM"),
     ],
-    ids=range(17),
+    ids=range(13),
 )
 def test_other_json_is_refused_in_a_sentence(written, content, reason):
     path = written(content)
@@ -62,11 +60,6 @@ def test_other_json_is_refused_in_a_sentence(written, content, reason):
     assert reason in message
     assert message.endswith(": make it again")
     assert reason in refusal(parse_json, content, "it")
-
-
-def test_brackets_in_strings_do_not_count(written):
-    content = {"a": "[" * 100, '\\"[': ['"' + "{" * 100]}
-    assert read_json(written(json.dumps(content))) == content
 
 
 def test_numbers_that_are_not_finite_are_read_if_asked_for(written):
@@ -84,22 +77,8 @@ def test_a_large_file_is_refused_unread(written, tmp_path):
     assert read_text(written("x" * 100), most_bytes=100) == "x" * 100
 
 
-def test_a_missing_file_is_an_error_of_the_system(tmp_path):
-    for read in (read_text, read_json, read_yaml):
-        with pytest.raises(FileNotFoundError, match="nowhere"):
-            read(tmp_path / "nowhere")
-        with pytest.raises(IsADirectoryError):
-            read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "a: 1\nb: [x, 2.5, null, yes]\nc: {d: é}\n",
-        "# only\na: |\n  text: [\n",
-    ],
-)
-def test_yaml_is_read_as_by_the_library(written, content):
+def test_yaml_is_read_as_by_the_library(written):
+    content = "# only\na: 1\nb: [x, 2.5, null, yes]\nc: {d: é}\ne: |\n  text: [\n"
     assert read_yaml(written(content)) == yaml.safe_load(content)
 
 
@@ -110,23 +89,19 @@ def test_yaml_is_read_as_by_the_library(written, content):
         ("- a", "YAML, but a list; expected keys and values in YAML"),
         ("a: [", "not readable as YAML"),
         ("a: 1\na: 1\n", "the key 'a' is there twice"),
-        ("b:\n- {a: 1, a: 2}\n", "twice"),
         ("1: 2", "the key 1 is an int, not a string"),
         ("? [a]\n: 2", "not readable as YAML"),
-        ("a: *b", "alias"),
         ("a: &a [*a]", "the alias *a, which has to be written out"),
-        ("a: &x {b: 1}\nd: {<<: *x}\n", "the alias *x"),
         ("a: " + "[" * 50_000, "more than 64 levels deep"),
         ("\n".join(" " * n + "a:" for n in range(300)), "more than 64 levels deep"),
         ("a: " + "9" * 5_000, "digits"),
         ("a: 2001-99-99", "month"),
         ("a: !!bool x", "not readable as YAML"),
         ("a: !!python/object:os.system x", "constructor"),
-        ("a: \x00", "not readable as YAML"),
         (b"a: \xe9", "not UTF-8"),
         ("a: 1\n" * 100_000, "500,000 bytes long; expected at most 262,144 bytes"),
     ],
-    ids=range(19),
+    ids=range(15),
 )
 def test_other_yaml_is_refused_in_a_sentence(written, content, reason):
     path = written(content)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from recurra._files.digests import content_digest
@@ -39,8 +39,9 @@ def test_the_digest_is_of_the_content_alone():
     assert expected != content_digest({"x": 1, "y": [3]}, TENSORS)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(torch.nan, torch.float32), (-torch.inf, torch.bfloat16), (torch.inf, torch.complex64)]
+)
 def test_what_is_not_finite_is_refused_by_name(value, dtype):
     weights = {**TENSORS, "x": torch.zeros(4, 5, dtype=dtype), "y": torch.zeros(2)}
     require_finite(weights, "model.pt")
@@ -65,14 +66,6 @@ def test_shapes_that_differ_are_listed():
     other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)).state_dict()
     expected = "0.bias (4,), here (5,), 0.weight (4, 3), here (5, 3), 1.weight (1, 4), here (1, 5) and 2 more"
     assert shape_difference(model, other) == expected
-
-
-def test_a_safetensors_file_comes_with_its_metadata(tmp_path):
-    path = tmp_path / "a.safetensors"
-    save_file(TENSORS, path, {"x": "1"})
-    tensors, metadata = read_safetensors(path)
-    assert metadata == {"x": "1"}
-    assert content_digest({}, tensors) == content_digest({}, TENSORS)
 
 
 def test_our_files_are_those_of_the_library(tmp_path):
@@ -101,8 +94,3 @@ def test_other_files_are_refused_in_one_sentence(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"^[^\n]*a\.safetensors is damaged or no safetensors file[^\n]*; expected a"):
         read_safetensors(path)
-
-
-def test_a_missing_file_is_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError, match="which does not exist; expected a safetensors file"):
-        read_safetensors(tmp_path / "a.safetensors")

@@ -33,14 +33,6 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_others_may_read_the_file(tmp_path):
-    plain, replaced = tmp_path / "plain", tmp_path / "replaced"
-    plain.write_bytes(b"")
-    with replacing(replaced):
-        pass
-    assert replaced.stat().st_mode == plain.stat().st_mode
-
-
 def test_the_folder_is_written_to_disk_after_the_file(tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync

@@ -5,10 +5,13 @@ import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recurra.analysis.gates import record_gates
+from recurra.serve._engine import LONGEST_CHUNK, SHORTEST_CHUNK, Scheduler, _Pace
 from recurra.serve._model import ServedModel, StreamState
-from recurra.serve._requests import Request, TokenDetails, _PromptReport
+from recurra.serve._requests import _MOST_CHECKPOINTS, Request, TokenDetails, _PromptReport
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -60,39 +63,6 @@ def test_more_rows_than_one_batch_has(exact):
     assert rounds.engine.scheduler.n_streams == 0
 
 
-def test_the_compiled_step_writes_the_same_alone_and_in_a_batch():
-    """Bit for bit: a row's result does not depend on the batch."""
-    served = ServedModel("m", language_model(), weights="bfloat16")
-    prompts = [[number, 5, 7] for number in range(2)]
-    config = asking(20, 3)
-    single = []
-    for prompt in prompts:
-        rounds = Rounds()
-        turn = Request(served, served.start, prompt, [config], TokenDetails(True))
-        rounds.run(turn)
-        single.append([(event.id, event.logprob) for event in rounds.tokens(turn) if not event.was_read])
-    rounds = Rounds()
-    turns = [Request(served, served.start, prompt, [config], TokenDetails(True)) for prompt in prompts]
-    rounds.run(*turns)
-    # the prompts were read side by side, whose matrix products may round otherwise
-    for turn, expected in zip(turns, single):
-        told = [(event.id, event.logprob) for event in rounds.tokens(turn) if not event.was_read]
-        assert [token for token, _ in told] == [token for token, _ in expected]
-        assert [share for _, share in told] == pytest.approx([share for _, share in expected], abs=1e-5)
-
-
-def test_a_stream_continues_from_where_a_turn_ended(exact):
-    rounds, config = Rounds(), asking(6, temperature=0.0)
-    first = Request(exact, exact.start, [1, 2, 3], [config])
-    rounds.run(first)
-    more = Request(exact, rounds.ends(first)[0].state, [4, 5], [config])
-    again = Request(exact, rounds.ends(first)[0].state, [], [config])
-    rounds.run(more, again)
-    heard = [1, 2, 3, *rounds.written(first)]
-    assert rounds.written(more) == alone(exact, [*heard, 4, 5], config)
-    assert rounds.written(again) == alone(exact, heard, config)
-
-
 def test_marks_are_places_of_the_stream(exact):
     rounds = Rounds()
     turn = Request(exact, exact.start, list(range(30)) * 20, [asking(50)], checkpoint_every=16)
@@ -126,16 +96,13 @@ def test_surprise_and_alternatives_are_the_model_s(exact):
             assert [share.id for share in event.answers] == logprobs[place].topk(2).indices.tolist()
 
 
-def test_the_first_token_of_a_stream_has_no_surprise_and_classes_have_answers(models):
-    served = models[2]
-    rounds, turn = Rounds(), Request(served, served.start, [3, 4], [], TokenDetails(True, 2, 7))
-    rounds.run(turn)
-    expected = served.plain(torch.tensor([[3, 4]]))[0][0].log_softmax(-1)
-    for event, row in zip(rounds.tokens(turn), expected, strict=True):
-        assert (event.logprob, event.alternatives) == (None, ())
-        assert {share.id: share.logprob for share in event.answers} == pytest.approx(
-            dict(enumerate(row.tolist())), abs=1e-5
-        )
+def test_a_compiled_step_writes_what_the_model_does():
+    plain, served = (ServedModel("m", language_model(), weights=weights) for weights in (None, "float32"))
+    rounds, config = Rounds(), asking(12, temperature=0.0)
+    turns = [Request(served, served.start, [number, 5, 7], [config]) for number in range(2)]
+    rounds.run(*turns)
+    for turn in turns:
+        assert rounds.written(turn) == alone(plain, turn.tokens, config)
 
 
 def test_a_stop_ends_the_text_before_it():
@@ -254,3 +221,108 @@ def test_gates_are_those_of_the_tokens(models):
             turns = torch.tensor(list(base64.b64decode(event.gates["phases"][layer]))) / 256
             apart = (turns - record.phases[layer][0, step] / (2 * torch.pi)).remainder(1)
             assert bool((torch.minimum(apart, 1 - apart) < 0.0025).all())
+
+
+MODEL, OTHER = object(), object()
+
+
+def asked(n_tokens: int, model=MODEL, n_sequences: int = 1) -> Request:
+    """A turn that reads `n_tokens` before its last one."""
+    return Request(model, StreamState(None), [0] * (n_tokens + 1), [None] * n_sequences)
+
+
+def test_places_are_given_in_order_and_a_large_turn_is_not_overtaken():
+    scheduler = Scheduler(4, 8)
+    first, large, small = asked(0, n_sequences=3), asked(0, n_sequences=3), asked(0)
+    for one in (first, large, small):
+        scheduler.add(one)
+    assert list(scheduler.admit()) == [first]
+    assert (scheduler.n_streams, scheduler.n_waiting) == (3, 2)
+    scheduler.release(3)
+    assert list(scheduler.admit()) == [large, small]
+
+
+def test_a_turn_keeps_a_bounded_number_of_marks():
+    one, places = asked(0), [StreamState(None, (), n) for n in range(1000)]
+    one.checkpoint_every = 16
+    for place in places:
+        if place.position % one.checkpoint_every == 0:
+            one.add_checkpoint(place)
+        assert len(one.checkpoints) < _MOST_CHECKPOINTS
+    one.checkpoint_every = 1
+    for place in places:
+        one.add_checkpoint(place)
+        assert len(one.checkpoints) < _MOST_CHECKPOINTS
+    assert one.checkpoints[-1] is places[-1]
+    assert one.checkpoint_every > 16
+
+
+def test_prompts_are_read_in_turns():
+    scheduler = Scheduler(8, 8)
+    long, other = asked(10 * LONGEST_CHUNK), asked(2 * LONGEST_CHUNK)
+    scheduler.add(long)
+    scheduler.add(other)
+    list(scheduler.admit())
+    order = []
+    for _ in range(4):
+        piece = scheduler.next_chunk(False)
+        order.append(piece.requests[0])
+        scheduler.complete(piece)
+    assert order == [long, other, long, other]
+
+
+def test_short_prompts_are_read_side_by_side_and_models_apart():
+    scheduler = Scheduler(8, 8)
+    same, longer, foreign, shorter = asked(5), asked(9), asked(5, OTHER), asked(4)
+    for one in (same, longer, foreign, shorter):
+        scheduler.add(one)
+    list(scheduler.admit())
+    piece = scheduler.next_chunk(False)
+    assert (piece.requests, piece.length) == ([same, longer], 5)
+    assert scheduler.complete(piece) == [same]
+    assert longer.n_left == 4
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.booleans(), st.integers(1, 5000))
+def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, microseconds):
+    scheduler = Scheduler(64, 64)
+    scheduler.pace.note_chunk(1, microseconds * 1e-6)
+    scheduler.pace.note_step(0.03)
+    turns = [asked(length) for length in lengths]
+    for one in turns:
+        scheduler.add(one)
+    list(scheduler.admit())
+    done, n_read = [], 0
+    while (piece := scheduler.next_chunk(somebody_writes)) is not None:
+        room = scheduler.pace.chunk_tokens(somebody_writes)
+        assert 0 < len(piece.requests) * piece.length <= room
+        n_read += len(piece.requests) * piece.length
+        done += scheduler.complete(piece)
+    assert n_read == sum(lengths)
+    assert sorted(map(id, done)) == sorted(map(id, turns))
+    assert scheduler.is_idle
+
+
+def test_a_piece_takes_as_long_as_a_step():
+    pace = _Pace()
+    assert pace.chunk_tokens(True) == SHORTEST_CHUNK
+    pace.note_chunk(100, 0.05)
+    pace.note_step(0.03)
+    assert pace.chunk_tokens(True) == 60
+    assert pace.chunk_tokens(False) == LONGEST_CHUNK
+    for _ in range(100):
+        pace.note_step(0.0001)
+    assert pace.chunk_tokens(True) == SHORTEST_CHUNK
+
+
+def test_who_is_late_or_cancelled_is_taken_out():
+    scheduler = Scheduler(2, 8)
+    reads, late, waits = asked(5), asked(5), asked(5)
+    late.deadline = 10.0
+    for one in (reads, late, waits):
+        scheduler.add(one)
+    list(scheduler.admit())
+    waits.is_cancelled = True
+    assert scheduler.drop(11.0) == [(waits, False), (late, True)]
+    assert scheduler.next_chunk(False).requests == [reads]
+    assert scheduler.drop_all() == [(reads, True)]

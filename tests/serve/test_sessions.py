@@ -128,21 +128,17 @@ def test_sessions_outlive_the_server(serving, tmp_path, models):
     assert write(client, twin, 4) == alone(models, whole[:6], 4)
 
 
-def _service(models, **limits):
-    return Service(models, ServeSettings(**limits), threads=1)
-
-
 @contextlib.contextmanager
 def first_server(models, kept: dict) -> Iterator[httpx.Client]:
     """A server that ends before another one serves what it has kept."""
-    with Running(_service(models, **kept)) as first:
+    with Running(Service(models, ServeSettings(**kept), threads=1)) as first:
         yield first.client()
 
 
 def test_sessions_of_a_model_that_is_gone_are_kept_and_refused(serving, tmp_path, models):
     kept = {"sessions_file": tmp_path / "sessions.sqlite"}
-    with Running(_service(models, **kept)) as first:
-        opened(first.client(), name="mine", model="numbers")
+    with first_server(models, kept) as client:
+        opened(client, name="mine", model="numbers")
     client = serving(models=models[:1], **kept).client()
     assert client.get("/v1/sessions").json()["data"][0]["model"] is None
     refused = client.get("/v1/sessions/mine")
@@ -260,21 +256,19 @@ def test_many_sessions_at_once(serving, models):
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
+    ("path", "body", "param"),
     [
-        ("feed", {}, 400, "text"),
-        ("feed", {"text": "a", "tokens": [1]}, 400, "tokens"),
-        ("feed", {"tokens": [40]}, 400, None),
-        ("feed", {"text": "a", "unknown": 1}, 400, "unknown"),
-        ("generate", {"max_tokens": 70_000}, 400, "max_tokens"),
-        ("generate", {"stop": [""]}, 400, "stop.0"),
-        ("fork", {"name": "../../etc"}, 400, "name"),
+        ("feed", {}, "text"),
+        ("feed", {"text": "a", "tokens": [1]}, "tokens"),
+        ("feed", {"text": "a", "unknown": 1}, "unknown"),
+        ("generate", {"stop": [""]}, "stop.0"),
+        ("fork", {"name": "../../etc"}, "name"),
     ],
 )
-def test_bad_requests_are_refused_in_openai_s_form(client, path, body, status, param):
+def test_bad_requests_are_refused_in_openai_s_form(client, path, body, param):
     name = opened(client)
     answer = client.post(f"/v1/sessions/{name}/{path}", json=body)
-    assert answer.status_code == status
+    assert answer.status_code == 400
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
@@ -285,6 +279,7 @@ def test_a_model_of_classes_answers_and_does_not_write(client, models):
     told = client.post(f"/v1/sessions/{name}/feed", json={"tokens": [3, 4], "answers": 7}).json()["tokens"]
     expected = models[2].plain(torch.tensor([[3, 4]]))[0][0].log_softmax(-1)
     for token, row in zip(told, expected, strict=True):
+        assert token["logprob"] is None
         assert token["answers"][0]["id"] == int(row.argmax())
         assert token["answers"][0]["logprob"] == pytest.approx(row.max().item(), abs=1e-4)
     refused = client.post(f"/v1/sessions/{name}/generate", json={})
