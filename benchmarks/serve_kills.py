@@ -3,7 +3,7 @@
     python -m benchmarks.serve_kills --kills 50
 
 Sessions talk to a server of a small model, each one turn after the other, and note what they were told. At a random
-moment the server is killed. A new one on the same file must have every session as its client last saw it, with or
+moment the server is killed. A new one on the same file, in this process, must have every session as its client last saw it, with or
 without the turn that was in flight, whole, and must continue it as a stream does that reads the same text anew. The
 moment is so many turns after the start, and a few milliseconds.
 """
@@ -20,8 +20,13 @@ from typing import Any
 
 import httpx
 import torch
+import uvicorn
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.serve._app import create_app, listening_socket
+from recurra.serve._http import ServeSettings
+from recurra.serve._model import ServedModel
+from recurra.serve._service import Service
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -36,18 +41,15 @@ def small_model() -> LanguageModel:
         return LanguageModel(LanguageModelConfig(VOCABULARY, None, 2, 32, 48)).double().eval()
 
 
+def service_of(sessions_file: Path) -> Service:
+    settings = ServeSettings(port=0, sessions_file=sessions_file)
+    return Service([ServedModel("small", small_model())], settings, threads=1)
+
+
 def serve(sessions_file: str, port_file: str) -> None:
     """Serve the small model; runs in a process of its own."""
-    import uvicorn
-
-    from recurra.serve._app import create_app, listening_socket
-    from recurra.serve._http import ServeSettings
-    from recurra.serve._model import ServedModel
-    from recurra.serve._service import Service
-
-    settings = ServeSettings(port=0, sessions_file=Path(sessions_file))
-    listening = listening_socket(settings)
-    service = Service([ServedModel("small", small_model())], settings, threads=1)
+    service = service_of(Path(sessions_file))
+    listening = listening_socket(service.settings)
     Path(port_file).write_text(str(listening.getsockname()[1]))
     uvicorn.Server(uvicorn.Config(create_app(service), log_config=None)).run([listening])
 
@@ -130,10 +132,12 @@ async def one_kill(folder: Path, talks: list[Talk], chance: random.Random) -> di
 
 
 async def compared(folder: Path, talks: list[Talk]) -> dict[str, int]:
-    """Start a server again and compare its sessions with what their clients know."""
+    """Open the file again, here, and compare its sessions with what their clients know."""
     found = {"as last seen": 0, "with the turn in flight": 0}
-    again, model = Killed(folder), small_model()
-    async with await again.client() as client:
+    service, model = service_of(folder / "sessions.sqlite"), small_model()
+    await service.start()
+    transport = httpx.ASGITransport(create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         for session in talks:
             answer = await client.get(f"/v1/sessions/{session.name}/transcript")
             answer.raise_for_status()
@@ -152,7 +156,7 @@ async def compared(folder: Path, talks: list[Talk]) -> dict[str, int]:
                 assert written == right, f"{session.name} continues as another text"
                 tokens += written
             session.tokens, session.in_flight = tokens, None
-    again.kill()
+    await service.stop()
     return found
 
 

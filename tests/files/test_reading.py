@@ -26,10 +26,8 @@ def refusal(read, *arguments, **options):
     return message
 
 
-@pytest.mark.parametrize(
-    "content", [{"a": [1, 2.5, None, True, "[{\\"]}, {"é": {"\n": '"'}}, {"a": "[" * 100, '\\"[': ['"' + "{" * 100]}]
-)
-def test_json_is_read_as_it_was_written(written, content):
+def test_json_is_read_as_it_was_written(written):
+    content = {"a": [1, 2.5, None, True, "[{\\"], "é": {"\n": '"'}, "b": "[" * 100, '\\"[': ['"' + "{" * 100]}
     for ascii_only in (True, False):
         assert read_json(written(json.dumps(content, ensure_ascii=ascii_only))) == content
 
