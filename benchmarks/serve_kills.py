@@ -3,9 +3,9 @@
     python -m benchmarks.serve_kills --kills 50
 
 Sessions talk to a server of a small model, each one turn after the other, and note what they were told. At a random
-moment the server is killed. A new one on the same file, in this process, must have every session as its client last saw it, with or
-without the turn that was in flight, whole, and must continue it as a stream does that reads the same text anew. The
-moment is so many turns after the start, and a few milliseconds.
+moment the server is killed. A new one on the same file, in this process, must have every session as its client last saw
+it, with or without the turn that was in flight, whole, and must continue it as a stream does that reads the same text
+anew. The moment is so many turns after the start, and a few milliseconds.
 """
 
 import argparse
