@@ -86,90 +86,6 @@ def test_every_recipe_is_read_and_one_takes_steps(dry):
     assert all(one["flops_per_token"] > 0 for one in timed)
 
 
-def test_the_memory_is_that_of_a_step_alone(monkeypatch):
-    """Not of the matrix product before it, nor of the step before it."""
-    from benchmarks.gpu import steps
-
-    card = {"peak": 1000}
-    sizes = iter([200, 300])
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
-    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: card.update(peak=0))
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: card["peak"])
-    monkeypatch.setattr(steps, "card_name", lambda device: "a card")
-    monkeypatch.setattr(steps, "flops_a_token", lambda *given: None)
-    monkeypatch.setattr(steps, "step_of", lambda *given: card.update(peak=max(card["peak"], next(sizes))))
-    monkeypatch.setattr(steps, "timed", lambda *given, **options: {"step": [1.0]})
-    recipe = str(ROOT / "recipes" / "memory-horizon" / "data-controlled.yaml")
-    found = steps.measured(recipe, 6, torch.device("cuda"), 1, dry=False)
-    assert [one["peak_bytes"] for one in found] == [200, 300]
-
-
-PART = """#!/usr/bin/env bash
-part=${@: -1} file=${@: -3:1}
-echo "$*" >>"$CALLS"
-[ "$part" = 2/3 ] && exit 1
-[ "$part" = hang ] || sleep "${HANG:-0}"
-result='{"machine": {}, "results": [{"name": "PART", "equal": true}]}'
-[ "${file##*.}" = json ] && echo "${result/PART/$part}" >"$file"
-exit 0
-"""
-
-
-@pytest.fixture
-def parts(tmp_path, monkeypatch):
-    """Stand-ins for the processes that do a part each; the file of their calls."""
-    python = tmp_path / "python"
-    python.write_text(PART)
-    python.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(python))
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    return tmp_path / "calls"
-
-
-def test_a_part_that_crashes_is_a_difference(parts, tmp_path):
-    from benchmarks.gpu import golden
-
-    assert golden.main(["--dry", "--jobs", "3", "--out", str(tmp_path / "found.json")]) == 1
-    found = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert {one["name"]: one["equal"] for one in found} == {"0/3": True, "1/3": True, "part 2": False}
-
-
-def test_a_section_that_fails_leaves_the_others_measured(monkeypatch, tmp_path):
-    speed = pytest.importorskip("benchmarks.gpu.__main__")
-
-    def scan(bench, dtype):
-        yield speed.CardRow("a scan", "copy", [1.0, 1.0, 1.0], 1.0)
-        raise RuntimeError("out of resource")
-
-    def fused(bench, dtype):
-        yield speed.CardRow("fused", "copy", [1.0, 1.0, 1.0], 1.0)
-
-    monkeypatch.setattr(speed, "SECTIONS", {"scan": scan, "fused": fused})
-    monkeypatch.setattr(speed, "place", lambda dry: torch.device("cpu"))
-    words = ["--dry", "--only", "scan", "fused", "--types", "float32", "--out", str(tmp_path / "speed.json")]
-    assert speed.main(words) == 1
-    _, scans, fuseds = json.loads((tmp_path / "speed.json").read_text()).values()
-    assert scans == {"error": "RuntimeError: out of resource"}
-    assert [row["what"] for row in fuseds] == ["fused"]
-
-
-def test_what_fails_backward_is_not_timed(capsys):
-    speed = pytest.importorskip("benchmarks.gpu.__main__")
-
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise RuntimeError("out of resource")
-
-    calls = {"ours": lambda x: x * 2, "a peer's": Broken.apply}
-    assert speed.kept_if_right(calls, [torch.ones(3)], lambda x: x * 2, 1e-6).keys() == {"ours"}
-    assert "a peer's failed and is not timed: RuntimeError: out of resource" in capsys.readouterr().err
-
-
 @pytest.fixture
 def card(tmp_path, monkeypatch):
     """The table of a card that is here by name alone."""
@@ -206,18 +122,6 @@ def test_a_search_keeps_what_the_table_has_unless_it_finds_better(card, monkeypa
     assert set(read_table(found)) == ({"A card"} if best != 4 else set())
     tuning.adopt(found, card)
     assert read_table(card)["A card"]["chunk"]["bfloat16"] == asdict(ChunkTiles(key_tile=64, warps=best))
-
-
-@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 0)], ids=str)
-def test_candidates_differ_from_the_start_in_one_size(card, device):
-    from benchmarks.gpu import tuning
-
-    for task in tuning.TASKS:
-        first, *others = tuning.candidates(tuning.start_of(task, device))
-        assert first == tuning.Search(task, device, 1, 0.0).best
-        for one in others:
-            assert sum(one.__dict__[name] != value for name, value in first.__dict__.items()) == 1
-        assert len({str(one) for one in others}) == len(others) > 6
 
 
 STUB = """#!/usr/bin/env bash
@@ -298,9 +202,3 @@ def test_no_stage_begins_once_time_is_up(tmp_path):
     ended = subprocess.run(["bash", QUEUE, "--dry"], env=environment, capture_output=True, text=True, check=False)
     assert [line.split()[-1] for line in ended.stdout.splitlines()[-len(STAGES) :]] == ["skipped"] * len(STAGES)
     assert not calls.exists()
-
-
-def test_its_wheels_are_listed_with_their_names():
-    listed = subprocess.run(["bash", QUEUE, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    assert {"jsonargparse", "typeshed-client", "lightning-fabric", "platformdirs", "beartype"} <= set(listed)
-    assert not {"torch", "numba", "llvmlite"} & set(listed)

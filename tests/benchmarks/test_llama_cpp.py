@@ -1,16 +1,14 @@
 """The comparison with llama.cpp, with a stand-in for its side: sizes, bytes, turns, and what the page shows."""
 
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.llama_cpp_peer import SIZES, Sizes, gpt2_tensors, mamba_tensors
+from benchmarks.llama_cpp_peer import SIZES, gpt2_tensors, mamba_tensors
 
-from benchmarks import llama_cpp, llama_cpp_peer
+from benchmarks import llama_cpp
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
@@ -75,16 +73,6 @@ def test_both_sides_take_blocks_in_turn(peer, tmp_path, monkeypatch, capsys):
     assert first == [["6", "1", "False"], *[[context, "33", "True"] for context in "555999"]]
 
 
-def test_a_peer_that_ends_is_an_error(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 7\n")
-    python.chmod(0o755)
-    peer = llama_cpp.Peer(str(python), Path("x.gguf"), 1, 10)
-    with pytest.raises((RuntimeError, BrokenPipeError)):
-        peer.ask([1], 1, False)
-    peer.process.communicate()
-
-
 @pytest.mark.parametrize("numbers", DTYPES)
 def test_bytes_are_those_that_a_step_reads(numbers):
     model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 0, mixer="min-gru", tie_embeddings=True)).eval()
@@ -94,14 +82,3 @@ def test_bytes_are_those_that_a_step_reads(numbers):
     norms = sum(p.nbytes for name, p in laid_out.named_parameters() if "norm" in name)
     assert llama_cpp.weight_bytes(laid_out) == in_layers + norms
     assert any(m.out_features == 11 for m in linear), "the head is read whole"
-
-
-def test_files_of_random_weights(tmp_path):
-    if importlib.util.find_spec("gguf") is None:
-        pytest.skip("gguf is not installed here")
-    sizes = Sizes(40, 1, 64, 32, 16, 32)
-    for architecture in ("gpt2", "mamba"):
-        n_bytes = [
-            llama_cpp_peer.write(architecture, n, str(tmp_path / "x.gguf"), sizes) for n in ("F32", "Q8_0", "Q4_0")
-        ]
-        assert n_bytes == sorted(n_bytes, reverse=True)

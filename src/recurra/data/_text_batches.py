@@ -1,7 +1,8 @@
 """Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Int
 from recurra.checks import require
 from recurra.data.batches import (
     IGNORED_TARGET,
+    MIXTURES,
     TEXT_EXCERPTS,
     TEXT_SHIFTS,
     TEXT_STEP_LENGTHS,
@@ -21,6 +23,7 @@ from recurra.data.corpus import ShardedTokens
 
 _Tokens = np.ndarray | ShardedTokens
 """(n,) numbers, in memory or on disk."""
+_LENGTH = "the number of tokens in the text"
 _SHORTEST = 5
 """Shorter draws are lengthened to it, as in the published code."""
 
@@ -221,19 +224,39 @@ class ExcerptSource:
     def batch(self, epoch: int, step: int) -> Batch:
         """Return the excerpts of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        random = random_generator(self._seed, TEXT_EXCERPTS, epoch, step)
-        starts = random.integers(0, len(self._tokens) - self._segment_length, size=self._all_ranks)
-        mine = starts[self._rank * self.batch_size : (self._rank + 1) * self.batch_size]
-        excerpts = np.stack([self._tokens[start : start + self._segment_length + 1] for start in mine])
-        tokens = torch.from_numpy(excerpts.astype(np.int64))
+        mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
+        length = self._segment_length + 1
+        excerpts = [text[start : start + length].astype(np.int64) for text, start in self._places(epoch, step)[mine]]
+        tokens = torch.from_numpy(np.stack(excerpts))
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), continues=False)
 
+    def _places(self, epoch: int, step: int) -> list[tuple[_Tokens, int]]:
+        """Draw the text and the place of each excerpt, over all ranks."""
+        random = random_generator(self._seed, TEXT_EXCERPTS, epoch, step)
+        starts = random.integers(0, len(self._tokens) - self._segment_length, size=self._all_ranks)
+        return [(self._tokens, start) for start in starts.tolist()]
 
-_LENGTH = "the number of tokens in the text"
 
+class MixtureSource(ExcerptSource):
+    """Excerpts from random places of several texts of one vocabulary, otherwise as those of one text.
 
-# --- packed batches ---
-# Documents packed end to end: every sequence of a step is full, and no state crosses from one document to the next.
+    weights: of the texts, above 0; only their ratios count.
+    """
+
+    def __init__(self, texts: Sequence[ShardedTokens], weights: Sequence[float], **options: Any) -> None:
+        for text in texts:
+            super().__init__(text, **options)
+        self._texts, self._shares = texts, np.asarray(weights) / sum(weights)
+
+    def __len__(self) -> int:
+        return max(1, sum(map(len, self._texts)) // (self._all_ranks * self._segment_length))
+
+    def _places(self, epoch: int, step: int) -> list[tuple[_Tokens, int]]:
+        random = random_generator(self._seed, MIXTURES, epoch, step)
+        chosen = random.choice(len(self._texts), size=self._all_ranks, p=self._shares).tolist()
+        places = random.random(self._all_ranks).tolist()
+        texts = [self._texts[number] for number in chosen]
+        return [(text, int(place * (len(text) - self._segment_length))) for text, place in zip(texts, places)]
 
 
 class PackedSource:
@@ -250,7 +273,7 @@ class PackedSource:
         self, tokens: ShardedTokens, *, batch_size: int, row_length: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
         needed = batch_size * row_length + 1
-        require(len(tokens) >= needed, "the number of tokens in the text", len(tokens), f"at least {needed}")
+        require(len(tokens) >= needed, _LENGTH, len(tokens), f"at least {needed}")
         self.batch_size = 1
         self._tokens, self._row_length, self._seed = tokens, row_length, seed
         self._rows = batch_size // world_size

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Generic, Literal, TypeVar
 
 import numpy as np
-import torch
 
 from recurra._files.digests import MANIFEST, file_sha256, read_stamped
-from recurra.checks import require, require_choice, sentence
-from recurra.data.batches import MIXTURES, SHARDS, SPLITS, Batch, Split, random_generator, require_step
+from recurra.checks import require_choice, sentence
+from recurra.data.batches import SHARDS, SPLITS, Split, random_generator
 from recurra.data.files import Cache, TextFile, find_text_files, progress, require_splits
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
 
@@ -20,7 +19,27 @@ from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, 
 _ENCODING = 1
 
 
-class TextCorpus:
+_Tokens = TypeVar("_Tokens")
+
+
+class _Corpus(Generic[_Tokens]):
+    _tokens: dict[Split, _Tokens]
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits in the corpus, in the order train, valid, test."""
+        return tuple(split for split in SPLITS if split in self._tokens)
+
+    def tokens(self, split: Split) -> _Tokens:
+        """Return the tokens of a split: (n,) of an unsigned type, read from disk on access.
+
+        Raises ValueError for a split that the corpus does not have.
+        """
+        require_choice(self.splits, split=split)
+        return self._tokens[split]
+
+
+class TextCorpus(_Corpus[np.ndarray]):
     """The splits of a corpus as tokens.
 
     encoder: the vocabulary or tokenizer that made them. cache_folder: where they are on disk; None if they are not.
@@ -66,19 +85,6 @@ class TextCorpus:
             encoder = vocabulary
         tokens = {split: _encoded(split, file, encoder, store) for split, file in files.items()}
         return cls(encoder, tokens, cache_folder=store.folder)
-
-    @property
-    def splits(self) -> tuple[Split, ...]:
-        """The splits in the corpus, in the order train, valid, test."""
-        return tuple(split for split in SPLITS if split in self._tokens)
-
-    def tokens(self, split: Split) -> np.ndarray:
-        """Return the tokens of a split: (n,) of an unsigned type, read-only, mapped from disk on access.
-
-        Raises ValueError for a split that the corpus does not have.
-        """
-        require_choice(self.splits, split=split)
-        return self._tokens[split]
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
@@ -249,7 +255,7 @@ def _shuffled(tokens: ShardedTokens, seed: int, epoch: int) -> ShardedTokens:
     return ShardedTokens.of([tokens.shards[number] for number in order])
 
 
-class ShardCorpus:
+class ShardCorpus(_Corpus[ShardedTokens]):
     """A corpus that `recurra prepare` wrote.
 
     vocabulary: "words", "bpe" or "bytes". encoder: of its tokens. cache_folder: its folder.
@@ -273,59 +279,3 @@ class ShardCorpus:
                 if not shard.path.is_file() or shard.path.stat().st_size != entry["bytes"]:
                     raise ValueError(sentence(str(shard.path), "missing or cut short", "a whole shard", _AGAIN))
             self._tokens[split] = ShardedTokens.of(shards)
-
-    @property
-    def splits(self) -> tuple[Split, ...]:
-        """The splits in the corpus, in the order train, valid, test."""
-        return tuple(split for split in SPLITS if split in self._tokens)
-
-    def tokens(self, split: Split) -> ShardedTokens:
-        """Return the tokens of a split. Raises ValueError for one that the corpus does not have."""
-        require_choice(self.splits, split=split)
-        return self._tokens[split]
-
-
-class MixtureSource:
-    """Excerpts from random places of several texts, each the start of a new stream.
-
-    The excerpts of a step depend on (seed, epoch, step) alone, whatever the number of ranks. An epoch has as many steps
-    as it takes to read as many tokens as all texts have together.
-
-    texts: with one vocabulary. weights: above 0; only their ratios count. batch_size: excerpts over all ranks together;
-    the attribute of the same name counts those on this rank.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[ShardedTokens],
-        weights: Sequence[float],
-        *,
-        batch_size: int,
-        segment_length: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        for text in texts:
-            require(len(text) > segment_length, "the tokens of a text", len(text), f"at least {segment_length + 1}")
-        self.batch_size = batch_size // world_size
-        self._texts, self._shares = texts, np.asarray(weights) / sum(weights)
-        self._all_ranks, self._segment_length = batch_size, segment_length
-        self._seed, self._rank = seed, rank
-
-    def __len__(self) -> int:
-        return max(1, sum(map(len, self._texts)) // (self._all_ranks * self._segment_length))
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        """Return the excerpts of a step. Raises what `BatchSource.batch` raises."""
-        require_step(len(self), epoch, step)
-        random = random_generator(self._seed, MIXTURES, epoch, step)
-        chosen = random.choice(len(self._texts), size=self._all_ranks, p=self._shares)
-        places = random.random(self._all_ranks)
-        mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
-        excerpts = []
-        for number, place in zip(chosen[mine].tolist(), places[mine].tolist()):
-            start = int(place * (len(self._texts[number]) - self._segment_length))
-            excerpts.append(self._texts[number][start : start + self._segment_length + 1].astype(np.int64))
-        tokens = torch.from_numpy(np.stack(excerpts))
-        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), continues=False)

@@ -139,8 +139,6 @@ def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None]
         temporary.unlink(missing_ok=True)
     with _worker_map(what.workers) as mapped:
         encoder = _encoder(what, units, mapped, report)
-        for counts in what.out.glob(f"{_COUNTS}*.json") if exclusive else ():
-            counts.unlink()
         fingerprint = encoder.fingerprint
         missing = [unit for unit in units if _finished(what, unit, fingerprint) is None]
         report(_said(units, len(missing), len(encoder)))
@@ -212,8 +210,8 @@ def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callabl
         report("counting words")
         with progress("Counting words", len(training)) as advance:
             total: Counter[str] = Counter()
-            for file in mapped(_count_words, [(what.out, unit) for unit in training]):
-                total.update(_read_counts(file))
+            for counts in mapped(_count_words, training):
+                total.update(counts)
                 advance(1)
             encoder = _most_frequent(total, what.vocab_size)
     write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(units)})
@@ -258,11 +256,6 @@ def _first(unit: Unit, n_characters: int) -> Iterator[str]:
             return
 
 
-def _read_counts(file: Path) -> dict[str, int]:
-    content = read_stamped(file, most_bytes=_MOST_COUNTS)
-    return dict(zip(content["words"].split(), map(int, content["counts"].split())))
-
-
 def _most_frequent(total: Counter[str], size: int | None) -> Vocabulary:
     words = [word for word, _ in total.most_common() if word not in (EOS, UNK)][: None if size is None else size - 2]
     total.setdefault(EOS, 0)
@@ -271,23 +264,8 @@ def _most_frequent(total: Counter[str], size: int | None) -> Vocabulary:
     return Vocabulary([word for word, _ in total.most_common() if word in chosen])
 
 
-_COUNTS = "counts-"
-_MOST_COUNTS = 2**30
-
-
-def _count_words(work: tuple[Path, Unit]) -> Path:
-    """Count the words of a unit into a file, if an earlier preparation has not; return the file."""
-    folder, unit = work
-    path = folder / f"{_COUNTS}{_name(unit)}.json"
-    with suppress(OSError, ValueError):
-        content = read_stamped(path, most_bytes=_MOST_COUNTS)
-        if content["from"] == unit.origin:
-            return path
-    counts = count_words(unit.documents())
-    # two long texts: JSON of so many entries takes longer than counting
-    content = {"from": unit.origin, "words": " ".join(counts), "counts": " ".join(map(str, counts.values()))}
-    write_stamped(path, content)
-    return path
+def _count_words(unit: Unit) -> Counter[str]:
+    return count_words(unit.documents())
 
 
 _encoders: dict[str, TextEncoder] = {}  # of this process, by fingerprint: loading 267,735 words takes a second
@@ -298,7 +276,7 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
     if fingerprint not in _encoders:
         _encoders[fingerprint] = ENCODERS[what.vocabulary].load(what.out / TOKENIZER)
     encoder = _encoders[fingerprint]
-    dtype = _narrowest(len(encoder))
+    dtype = np.dtype("<u1" if len(encoder) <= 2**8 else "<u2" if len(encoder) <= 2**16 else "<u4")
     pieces: list[np.ndarray] = []
     starts: list[np.ndarray] = []
     n_tokens = 0
@@ -312,17 +290,14 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
     path = _path(what, unit)
     documents = np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
     starts_path = path.with_suffix(DOCUMENTS_SUFFIX)
-    _save(starts_path, documents)
-    _save(path, tokens)
+    for target, array in ((starts_path, documents), (path, tokens)):
+        with replacing(target) as file:
+            np.lib.format.write_array(file, array, version=(1, 0))
     name = str(path.relative_to(what.out).as_posix())
     entry = {"name": name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
     digests = {"digest": file_sha256(path), "documents_digest": file_sha256(starts_path)}
     made_from = {"from": unit.origin, "fingerprint": fingerprint}
     write_stamped(path.with_suffix(".json"), {**entry, **digests, "made": made_from})
-
-
-def _narrowest(n: int) -> np.dtype:
-    return np.dtype("<u1" if n <= 2**8 else "<u2" if n <= 2**16 else "<u4")
 
 
 _ALONE = np.zeros(1, dtype=np.int64)
@@ -338,11 +313,6 @@ def _lines(encoder: TextEncoder, block: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(lines), np.cumsum([0, *map(len, lines[:-1])])
 
 
-def _save(path: Path, array: np.ndarray) -> None:
-    with replacing(path) as file:
-        np.lib.format.write_array(file, array, version=(1, 0))
-
-
 def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any] | None:
     """Read the entry of a finished shard; None if it is not there, or was made from something else."""
     try:
@@ -356,10 +326,6 @@ def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any]
     return entry if there else None
 
 
-def _name(unit: Unit) -> str:
-    return f"{unit.split}-{unit.number:05d}"
-
-
 def _path(what: Preparation, unit: Unit) -> Path:
     """Where the shard of a unit is, or will be."""
-    return what.out / f"{_name(unit)}.npy"
+    return what.out / f"{unit.split}-{unit.number:05d}.npy"

@@ -17,9 +17,16 @@ from recurra.checks import (
     require_whole_number,
     sentence,
 )
-from recurra.data._text_batches import DrawnLengths, ExcerptSource, OverlappingSource, PackedSource, StreamSource
+from recurra.data._text_batches import (
+    DrawnLengths,
+    ExcerptSource,
+    MixtureSource,
+    OverlappingSource,
+    PackedSource,
+    StreamSource,
+)
 from recurra.data.batches import BatchSource, Split, require_rank
-from recurra.data.corpus import ENCODERS, TOKENIZER, MixtureSource, ShardCorpus, ShardedTokens, TextCorpus
+from recurra.data.corpus import ENCODERS, TOKENIZER, ShardCorpus, ShardedTokens, TextCorpus
 from recurra.data.files import saying_cache, user_cache_folder
 from recurra.data.tokenizers import TextEncoder
 

@@ -2,19 +2,20 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import index
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recurra._files.digests import STAMP, checked_stamp, stamped, text_sha256
-from recurra._files.reading import one_line, parse_json, read_json, read_text
+from recurra._files.reading import one_line, parse_json, read_text
 from recurra._files.writing import replacing
 from recurra.checks import kind_of, require, require_whole_number, sentence
 
@@ -37,12 +38,44 @@ class TextEncoder(Protocol):
         """Turn tokens back into text."""
 
 
-# --- text as bytes of UTF-8: a vocabulary of 256 tokens that needs no training ---
+_Own = TypeVar("_Own", bound="_Saved")
+
+
+class _Saved:
+    """What is written as JSON and read again."""
+
+    def to_json(self) -> str:
+        """Return what `save` writes, as text."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file, whole or not at all. Raises OSError."""
+        with replacing(Path(path).expanduser()) as file:
+            file.write(self.to_json().encode())
+
+    @classmethod
+    def load(cls: type[_Own], path: str | os.PathLike[str]) -> _Own:
+        """Read what `save` wrote. Raises OSError, or ValueError if the file is something else or damaged."""
+        path = Path(path).expanduser()
+        return cls.from_json(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
+
+    @classmethod
+    def from_json(cls: type[_Own], text: str, name: str) -> _Own:
+        """Read what `to_json` returned; `name` is what messages call it. Raises ValueError as `load`."""
+        raise NotImplementedError
+
+
+def _numbers(tokens: Iterable[SupportsIndex], n: int) -> list[int]:
+    numbers = [index(token) for token in tokens]
+    for number in numbers:
+        require(0 <= number < n, "a token", number, f"0 to {n - 1}")
+    return numbers
+
 
 _BYTES_FORMAT = "recurra bytes 1"
 
 
-class ByteEncoder:
+class ByteEncoder(_Saved):
     """Each byte of UTF-8 is a token.
 
     >>> ByteEncoder().encode("né").tolist()
@@ -61,38 +94,28 @@ class ByteEncoder:
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text; bytes that are not UTF-8 become U+FFFD."""
-        numbers = [index(token) for token in tokens]
-        for number in numbers:
-            require(0 <= number < 256, "a token", number, "0 to 255")
-        return bytes(numbers).decode(errors="replace")
+        return bytes(_numbers(tokens, 256)).decode(errors="replace")
 
     def to_json(self) -> str:
         """Return what `save` writes, as text."""
         return json.dumps({"format": _BYTES_FORMAT})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that says what the tokens are, whole or not at all. Raises OSError."""
-        with replacing(Path(path).expanduser()) as file:
-            file.write(self.to_json().encode())
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "ByteEncoder":
-        """Read what `save` wrote. Raises OSError, or ValueError if the file is something else."""
-        if read_json(Path(path).expanduser()).get("format") != _BYTES_FORMAT:
-            raise ValueError(sentence(str(path), "another file", "one written by ByteEncoder.save"))
+    def from_json(cls, text: str, name: str) -> "ByteEncoder":
+        """Read what `to_json` returned."""
+        if parse_json(text, name).get("format") != _BYTES_FORMAT:
+            raise ValueError(sentence(name, "another file", "one written by ByteEncoder.save"))
         return cls()
 
-
-# --- words ---
 
 EOS = "<eos>"
 UNK = "<unk>"
 _WORDS_FORMAT = "recurra vocabulary 1"
-_MOST_WORDS_BYTES = 256 * 2**20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OWN_FILE = "a file written by Vocabulary.save"
 
 
-class Vocabulary:
+class Vocabulary(_Saved):
     """Words and their tokens.
 
     Text is split at white space. Each line feed is the word <eos>, and a word outside the vocabulary is <unk>. This is
@@ -111,8 +134,9 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
-        for word in () if _are_words(self.words) else self.words:
-            is_word = isinstance(word, str) and word.split() == [word] and _can_be_written(word)
+        for word in self.words:
+            # a lone surrogate, which JSON can spell, is no text
+            is_word = isinstance(word, str) and word.split() == [word] and not _SURROGATE.search(word)
             require(is_word, "an entry of words", word, "a string that is not empty and has no white space")
         self._numbers = {word: number for number, word in enumerate(self.words)}
         if len(self._numbers) != len(self.words):
@@ -136,12 +160,6 @@ class Vocabulary:
         return cls([word for word, _ in counts.most_common()])
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
-        """Read what `save` wrote. Raises OSError, or ValueError if the file is something else or damaged."""
-        path = Path(path).expanduser()
-        return cls.from_json(read_text(path, most_bytes=_MOST_WORDS_BYTES), str(path))
-
-    @classmethod
     def from_json(cls, text: str, name: str) -> "Vocabulary":
         """Read what `to_json` returned; `name` is what messages call it. Raises ValueError as `load`."""
         content = parse_json(text, name)
@@ -158,11 +176,6 @@ class Vocabulary:
             got = "a damaged vocabulary (its words do not match its fingerprint)"
             raise ValueError(sentence(name, got, _OWN_FILE))
         return vocabulary
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the words as JSON, whole or not at all. Raises OSError."""
-        with replacing(Path(path).expanduser()) as file:
-            file.write(self.to_json().encode())
 
     def to_json(self) -> str:
         """Return what `save` writes, as text."""
@@ -187,24 +200,9 @@ class Vocabulary:
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text: words with a space between them, and a line feed for each <eos>."""
-        words = []
-        for number in map(index, tokens):
-            require(0 <= number < len(self.words), "a token", number, f"0 to {len(self.words) - 1}")
-            words.append("\n" if number == self.eos else self.words[number])
+        numbers = _numbers(tokens, len(self.words))
+        words = ["\n" if number == self.eos else self.words[number] for number in numbers]
         return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
-
-
-def _can_be_written(word: str) -> bool:
-    """Whether a word is Unicode text: a lone surrogate, which JSON can spell, is not."""
-    return word.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in word)
-
-
-def _are_words(words: tuple[object, ...]) -> bool:
-    """Whether all of them certainly are words: quick, for the vocabularies that are as they should be."""
-    if not all(isinstance(word, str) for word in words):
-        return False
-    text = " ".join(map(str, words))
-    return tuple(text.split()) == words and _can_be_written(text)
 
 
 def _split(text: str) -> list[str]:
@@ -229,13 +227,6 @@ MOST_TOKENIZER_BYTES = 256 * 2**20
 """Maximum size of a tokenizer.json."""
 _MOST_TOKENS = 2**24
 """Tokens have numbers below this: a model has a row of weights for each."""
-
-
-def _stamped_tokenizer(text: str) -> str:
-    """Add its digest to a tokenizer.json."""
-    content = stamped(json.loads(text))
-    content["model"] = {**content["model"], STAMP: content.pop(STAMP)}
-    return json.dumps(content, ensure_ascii=False, indent=2)
 
 
 def parse_tokenizer(text: str, name: str) -> dict[str, Any]:
@@ -293,8 +284,6 @@ def _require_tokens(numbers: list[Any], name: str) -> None:
             raise ValueError(sentence(name, got, f"whole numbers from 0 to {_MOST_TOKENS - 1}"))
 
 
-# --- byte pairs ---
-
 # A letter that no training text in the Latin alphabet contains, to see what a tokenizer does with unseen characters.
 _RARE_LETTER = "\u16e5"
 _KEEPS_ALL = "one with a byte-level alphabet, byte fallback or an unknown token"
@@ -304,7 +293,7 @@ _LINE = r"[^\n]*\n|[^\n]+"
 _LINES = {"type": "Split", "pattern": {"Regex": _LINE}, "behavior": "Isolated", "invert": False}
 
 
-class BytePairEncoding:
+class BytePairEncoding(_Saved):
     """A tokenizer of the `tokenizers` library, set up for whole corpora.
 
     Special tokens are not added (`start` has those in front), and truncation and padding are switched off. Those that
@@ -336,7 +325,9 @@ class BytePairEncoding:
         """Train on a text in blocks of whole lines: the 256 bytes and at most vocab_size - 256 merges."""
         require_whole_number(256, vocab_size=vocab_size)
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = _by_lines()
+        lines = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")  # which are then cut into words
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -345,28 +336,19 @@ class BytePairEncoding:
         return cls(tokenizer)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "BytePairEncoding":
-        """Read a tokenizer.json. Raises FileNotFoundError, or ValueError if the file is something else."""
-        path = Path(path).expanduser()
-        return cls.from_json(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
-
-    @classmethod
     def from_json(cls, text: str, name: str) -> "BytePairEncoding":
-        """Read what `to_json` returned, or others; `name` is what messages call it. Raises ValueError as `load`."""
+        """Read any tokenizer.json; `name` is what messages call it. Raises ValueError as `load`."""
         tokenizer = tokenizer_of(parse_tokenizer(text, name), name)
         try:
             return cls(tokenizer)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a tokenizer.json, whole or not at all. Raises OSError."""
-        with replacing(Path(path).expanduser()) as file:
-            file.write(self.to_json().encode())
-
     def to_json(self) -> str:
         """Return what `save` writes, as text: a tokenizer.json that carries its digest."""
-        return _stamped_tokenizer(self._tokenizer.to_str())
+        content = stamped(json.loads(self._tokenizer.to_str()))
+        content["model"] = {**content["model"], STAMP: content.pop(STAMP)}
+        return json.dumps(content, ensure_ascii=False, indent=2)
 
     def __len__(self) -> int:
         return self._length
@@ -394,22 +376,13 @@ class BytePairEncoding:
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD."""
-        numbers = [index(token) for token in tokens]
-        for number in numbers:
-            require(0 <= number < self._length, "a token", number, f"0 to {self._length - 1}")
-        return self._tokenizer.decode(numbers, skip_special_tokens=False)
+        return self._tokenizer.decode(_numbers(tokens, self._length), skip_special_tokens=False)
 
 
 def _before(part: list[int], whole: list[int]) -> tuple[int, ...]:
     """What stands before a part in the whole; nothing if the part is not there."""
     places = range(len(whole) - len(part) + 1)
     return tuple(whole[: next((place for place in places if whole[place : place + len(part)] == part), 0)])
-
-
-def _by_lines() -> pre_tokenizers.PreTokenizer:
-    """Cut a text into lines, and those into words."""
-    lines = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")
-    return pre_tokenizers.Sequence([lines, pre_tokenizers.ByteLevel(add_prefix_space=False)])
 
 
 def _cuts_lines(content: dict[str, Any]) -> bool:
