@@ -92,7 +92,7 @@ def test_changed_data_is_encoded_anew(make_corpus, encoded_files):
 def test_bad_text_leaves_no_cache_of_it(make_corpus):
     folder = make_corpus(valid=b"the\n\xff\n")
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"valid.txt is not UTF-8 \(.* at byte 4, line 2"):
+        with pytest.raises(ValueError, match=r"valid.txt is not UTF-8 \(byte 4 is 0xff"):
             TextCorpus.load(folder)
     folder = make_corpus(valid="the\n\n")
     assert TextCorpus.load(folder).tokens("valid").tolist() == [0, 1, 1]

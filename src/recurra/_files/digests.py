@@ -55,9 +55,6 @@ def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return digest.hexdigest()
 
 
-# --- JSON objects that carry their digest ---
-
-
 def stamped(content: Mapping[str, Any]) -> dict[str, Any]:
     """Add the digest of `content` to it, as its last key, `sha256`."""
     inside = {key: value for key, value in content.items() if key != STAMP}
@@ -65,13 +62,7 @@ def stamped(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_stamp(content: Mapping[str, Any], name: str, hint: str = "") -> dict[str, Any]:
-    """Compare content with the digest that it carries, and return it without the digest.
-
-    Args:
-        content: a JSON object.
-        name: what the content is, for the message.
-        hint: how to get sound content, for the message.
-    """
+    """Compare content, `name` in messages, with the digest that it carries, and return it without the digest."""
     inside = {key: value for key, value in content.items() if key != STAMP}
     if content.get(STAMP) != json_sha256(inside):
         raise ValueError(sentence(name, "damaged: its content does not have its digest", "what was written", hint))
@@ -92,22 +83,14 @@ def read_stamped(
     allow_nan: bool = False,
     hint: str = "",
 ) -> dict[str, Any]:
-    """Read a JSON object, compare it with its digest, and return it without.
+    """Read a JSON object as `read_json`, compare it with its digest, and return it without.
 
-    Args:
-        path: the file.
-        what: what the file is, to stand before its name in messages.
-        version: what the key `format` has to be; None asks for no such key.
-        most_bytes, allow_nan: as in `read_json`.
-        hint: how to write the file again, for messages.
+    version: what the key `format` has to be; None asks for no such key.
     """
     content = read_json(path, what, most_bytes=most_bytes, allow_nan=allow_nan, hint=hint)
     if version is not None and content.get("format") != version:
         raise ValueError(sentence(f"the format of {path}", repr(content.get("format")), repr(version), hint))
     return checked_stamp(content, f"{what} {path}" if what else str(path), hint)
-
-
-# --- folders ---
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any], patterns: Iterable[str]) -> None:
@@ -135,13 +118,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def require_files(folder: Path, files: Mapping[str, str], patterns: Iterable[str] = ("*",)) -> None:
-    """Refuse a folder if a file that fits `patterns` does not have its digest.
-
-    Args:
-        folder: the folder.
-        files: the digests by name, as its manifest lists them.
-        patterns: which of them to compare.
-    """
+    """Refuse a folder if a file that fits `patterns` does not have its digest, which `files` lists by name."""
     for name in sorted(name for name in files if _fits(name, patterns)):
         path = folder / name
         if Path(name).name != name or not path.is_file():

@@ -36,11 +36,7 @@ _JSON_NAMES = {"dict": "object", "list": "list"}
 def read_text(path: Path, what: str = "", *, most_bytes: int = MOST_BYTES, hint: str = "") -> str:
     """Read a text file in UTF-8.
 
-    Args:
-        path: the file.
-        what: what the file is, to stand before its name in messages, such as "the vocabulary".
-        most_bytes: larger files are refused before they are read.
-        hint: how to get a sound file, for messages.
+    what: what the file is, to stand before its name in messages. hint: how to get a sound file, for messages.
     """
     name = _name(path, what)
     with path.open("rb") as file:
@@ -60,15 +56,9 @@ def read_json(
     allow_nan: bool = False,
     hint: str = "",
 ) -> Any:
-    """Read a JSON file.
+    """Read a JSON file, otherwise as `read_text`.
 
-    Args:
-        path: the file.
-        what: what the file is, to stand before its name in messages.
-        kind: the type of the whole, dict or list.
-        most_bytes: larger files are refused before they are read.
-        allow_nan: also read NaN and Infinity, which are not JSON.
-        hint: how to get a sound file, for messages.
+    kind: the type of the whole, dict or list. allow_nan: also read NaN and Infinity, which are not JSON.
     """
     text = read_text(path, what, most_bytes=most_bytes, hint=hint)
     return parse_json(text, _name(path, what), kind=kind, allow_nan=allow_nan, hint=hint)
@@ -94,14 +84,7 @@ def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bo
 
 
 def read_yaml(path: Path, what: str = "", *, most_bytes: int = _MOST_YAML_BYTES, hint: str = "") -> dict[str, Any]:
-    """Read a YAML file of keys and values.
-
-    Args:
-        path: the file.
-        what: what the file is, to stand before its name in messages.
-        most_bytes: larger files are refused before they are read.
-        hint: how to get a sound file, for messages.
-    """
+    """Read a YAML file of keys and values, otherwise as `read_text`."""
     text = read_text(path, what, most_bytes=most_bytes, hint=hint)
     content: dict[str, Any] = parse_yaml(text, _name(path, what), kind=dict, hint=hint)
     return content
@@ -210,20 +193,14 @@ def one_line(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-# --- plain data, compared with the types that were declared for them ---
-
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: str, *, finite: bool = True) -> None:
-    """Compare those keys of an object that have a declared type with it; other keys pass.
+    """Compare those keys of an object from JSON, `name` in messages, that have a declared type with it.
 
-    Args:
-        content: an object as JSON gives it.
-        types: the types by key, as `get_type_hints` gives them: int, float, str, bool, None, Any, lists, dictionaries,
-            classes such as Tensor, and unions of these.
-        name: what the object is, for the message.
-        finite: refuse numbers that are not finite.
+    types: by key, as `get_type_hints` gives them: int, float, str, bool, None, Any, lists, dictionaries, classes such
+    as Tensor, and unions of these. finite: refuse numbers that are not finite.
     """
     for key, value in content.items():
         if key in types:

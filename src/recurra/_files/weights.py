@@ -21,12 +21,7 @@ _DTYPES = {
 
 
 def read_safetensors(path: Path, expected: str = "a safetensors file") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a safetensors file by name, and its metadata.
-
-    Args:
-        path: the file.
-        expected: what it should be, for messages.
-    """
+    """Read the tensors of a safetensors file by name, and its metadata. Raises OSError, and ValueError if damaged."""
     with _opened(path, expected) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         return tensors, dict(file.metadata() or {})
@@ -56,10 +51,7 @@ def read_metadata(path: Path, expected: str = "a safetensors file") -> dict[str,
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file tensor by tensor, so that no second copy of all of them is in memory.
 
-    Args:
-        file: open for writing in binary mode.
-        tensors: by name, of any strides; those of one storage are written one by one.
-        metadata: strings by name.
+    tensors: of any strides; those of one storage are written one by one.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
     header: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -79,12 +71,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
 
 
 def require_finite(weights: Mapping[str, Tensor], source: Path | str) -> None:
-    """Refuse weights with numbers that are not finite.
-
-    Args:
-        weights: by name.
-        source: where they are from, for the message.
-    """
+    """Refuse weights, from `source` in messages, with numbers that are not finite."""
     for name, tensor in weights.items():
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
@@ -95,11 +82,7 @@ def require_finite(weights: Mapping[str, Tensor], source: Path | str) -> None:
 
 
 def shape_difference(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
-    """Say which parameters of `weights` are not there or of another shape in `model`, and the other way round.
-
-    Returns:
-        names and shapes of the first few; empty if all agree.
-    """
+    """Name the first few parameters that `model` or `weights` lacks, or has in another shape; "" if all agree."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     differing = sorted(name for name in shapes.keys() | saved.keys() if shapes.get(name) != saved.get(name))

@@ -69,12 +69,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Find the temporary files that `replacing` had to leave in a folder when its process was killed.
+    """Find the temporary files that killed processes left in a folder, each with the name that it was to replace.
 
     Those of processes that still run look the same: remove them only if no other process writes these files.
-
-    Returns:
-        pairs of a temporary file and the name of the file that it was to replace.
     """
     for path in sorted(folder.glob(".*.tmp")):
         if found := _TEMPORARY.fullmatch(path.name):
@@ -114,14 +111,10 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-# --- locks, which end with their process, however that ends ---
-
-
 def take_lock(path: Path, *, wait: bool = False) -> FileLock | None:
     """Lock a file, which is made and stays: to remove it would let two processes lock two files of one name.
 
-    Returns:
-        the lock, to be released; None where the file system has no locks.
+    Returns None where the file system has no locks.
     """
     held = FileLock(path, thread_local=False)
     try:

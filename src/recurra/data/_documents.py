@@ -18,7 +18,7 @@ from recurra._files.digests import STAMP
 from recurra._files.reading import read_json
 from recurra.checks import sentence
 from recurra.data.batches import SPLITS, Split
-from recurra.data.files import find_text_files
+from recurra.data.files import find_text_files, text_blocks
 
 Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
 SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")
@@ -31,6 +31,8 @@ _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz",
 _ROWS = 1000
 """Rows of a parquet file that are read at once."""
 _BUILDERS = {"parquet": "parquet", "jsonl": "json"}
+_UNREADABLE = (OSError, ValueError, EOFError, zlib.error)
+_OPENED = "a data set of one configuration (--name, data.subset) with a train, valid or test split"
 _HUB_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
 
 
@@ -59,28 +61,9 @@ class Unit:
 
     def documents(self) -> Iterator[str]:
         """Yield the documents: whole lines of text files in blocks, or the texts of a data set."""
-        return self._lines() if self.source == "folder" else self._texts()
-
-    def _lines(self) -> Iterator[str]:
-        with open(self.path, "rb") as file:
-            file.seek(self.first)
-            left = self.last - self.first
-            while left > 0:
-                block = file.read(min(left, 2**20))
-                if not block:
-                    expected = "a file that nothing writes to while it is read"
-                    raise OSError(sentence(self.path, "shorter than when it was listed", expected, "run again"))
-                if len(block) < left:  # else it ends where the unit does, at the end of a line
-                    block += file.readline()
-                left -= len(block)
-                try:
-                    text = block.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    got = f"not UTF-8 (byte {file.tell() - len(block) + error.start})"
-                    raise ValueError(sentence(self.path, got, "text in UTF-8")) from error
-                if self.first == 0 and left == self.last - self.first - len(block):
-                    text = text.removeprefix("\ufeff")  # a byte order mark
-                yield text if text.endswith("\n") else text + "\n"
+        if self.source != "folder":
+            return self._texts()
+        return (text for text, _ in text_blocks(Path(self.path), self.first, self.last, 2**20))
 
     def _texts(self) -> Iterator[str]:
         for number, row in enumerate(self._rows()):
@@ -115,9 +98,8 @@ class Unit:
 def find_units(source: Source, path: str, *, name: str | None = None, field: str = "text") -> list[Unit]:
     """List the units of a corpus, split by split, in their order.
 
-    Args:
-        source: what the corpus is. path: a folder, or for "hf" a name of the hub or a local data set.
-        name: the configuration of a data set of the hub. field: which column has the text.
+    path: a folder, or for "hf" a name of the hub or a local data set. name: the configuration of one of the hub. field:
+    which column has the text.
     """
     if source == "folder":
         files = find_text_files(Path(path).expanduser())
@@ -213,12 +195,6 @@ def _split_of(file: Path) -> Split | None:
             if part.startswith(names):
                 return split
     return None
-
-
-_OPENED = "a data set of one configuration (--name, data.subset) with a train, valid or test split"
-
-
-_UNREADABLE = (OSError, ValueError, EOFError, zlib.error)
 
 
 def _says_no_split(error: Exception) -> bool:

@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require, require_at_least, sentence
 
-# --- the poses of the person in a clip, and which joint is seen in which patch ---
-
 
 class Poses(NamedTuple):
     """The poses in the clips of a batch, for training only.

@@ -151,33 +151,39 @@ class TextFile:
         not UTF-8 or only white space, and OSError if it has changed since its digest was taken.
         """
         digest = hashlib.sha256()
-        n_bytes = n_lines = 0
         blank = True
-        with self.path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES) + file.readline():
-                digest.update(block)
-                text = self._decode(block, n_bytes, n_lines)
-                if n_bytes == 0:
-                    text = text.removeprefix("\ufeff")
-                n_bytes += len(block)
-                n_lines += block.count(b"\n")
-                blank = blank and not text.strip()
-                yield text if text.endswith("\n") else text + "\n", len(block)
+        for text, block in text_blocks(self.path, 0, self.n_bytes, BLOCK_BYTES):
+            digest.update(block)
+            blank = blank and not text.strip()
+            yield text, len(block)
         if digest.hexdigest() != self.sha256:
             got = "not the file that it was when reading began"
             raise OSError(sentence(str(self.path), got, "a file that nothing writes to", "run again"))
         if blank:
             raise ValueError(sentence(str(self.path), "only white space", "lines of text"))
 
-    def _decode(self, block: bytes, bytes_before: int, lines_before: int) -> str:
-        try:
-            return block.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = lines_before + block.count(b"\n", 0, error.start) + 1
-            where = f"byte {bytes_before + error.start}, line {line}, value 0x{block[error.start]:02x}"
-            got = f"not UTF-8 ({error.reason} at {where})"
-            hint = "convert it first, for example with iconv -t UTF-8"
-            raise ValueError(sentence(str(self.path), got, "UTF-8 text", hint)) from error
+
+def text_blocks(path: Path, first: int, last: int, n_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Yield bytes `first` to `last` of a file, which are whole lines, in blocks of about `n_bytes`: as text and as they
+    are. The text ends with a line feed and has no byte order mark."""
+    with path.open("rb") as file:
+        file.seek(first)
+        while (place := file.tell()) < last:
+            block = file.read(min(n_bytes, last - place))
+            if not block:
+                expected = "a file that nothing writes to while it is read"
+                raise OSError(sentence(str(path), "shorter than when it was listed", expected, "run again"))
+            if place + len(block) < last:
+                block += file.readline()
+            try:
+                text = block.decode("utf-8")
+            except UnicodeDecodeError as error:
+                got = f"not UTF-8 (byte {place + error.start} is {block[error.start]:#04x})"
+                hint = "convert it first, for example with iconv -t UTF-8"
+                raise ValueError(sentence(str(path), got, "text in UTF-8", hint)) from error
+            if place == 0:
+                text = text.removeprefix("\ufeff")
+            yield text if text.endswith("\n") else text + "\n", block
 
 
 def find_text_files(folder: str | os.PathLike[str]) -> dict[Split, TextFile]:
