@@ -1,4 +1,4 @@
-"""Random calls of every public operator, in any memory layout, compared with plain torch in double precision.
+"""Random calls of every operator with a kernel, in any memory layout, compared with plain torch in double precision.
 
 test_fuzz.py runs this file in a process of its own. Every case is printed before it runs, so that the last line names
 the one that ended the process. Inputs lie in a sea of NaN: a kernel that reads past a tensor spoils its result.
@@ -18,9 +18,7 @@ from recurra.ops.cells.gru import GRUCell
 from recurra.ops.cells.ncgru import NCGRUCell
 from recurra.ops.gate_loop.fused import Planes
 from recurra.ops.gate_loop.operator import gate_loop_real_part
-from recurra.ops.gate_loop.reference import softmax_attention
-from recurra.ops.scan.convolution import convolution_scan
-from recurra.ops.scan.reference import associative_scan, linear_recurrence, linear_scan_reference, matrix_recurrence
+from recurra.ops.scan.reference import linear_scan_reference
 
 ROWS = (1, 3, 17, 64, 100)  # channels: the kernels for narrow rows and for wide ones, with and without a rest
 RIGHT = ["right"] * 9
@@ -120,37 +118,6 @@ def of_the_bare_backward(seed, dtype):
     return case.near("dh0", dh0, g[:, 0] * a[:, 0].conj())
 
 
-def of_associative_scans(seed, method):
-    case = Case(seed, "associative_scan", method)
-    reverse = case.choose("reverse", (False, True))
-    batch, length, n = case.size("B", 2), case.size("L", 7), case.choose("D", (1, 3))
-    if case.choose("matrices", (False, True)):
-        combine, shapes = matrix_recurrence, ((batch, length, n, n), (batch, length, n))
-    else:
-        combine, shapes = linear_recurrence, ((batch, length, n), (batch, length, n))
-    inputs = [case.tensor(name, shape, gate=True) for name, shape in zip("ab", shapes)]
-
-    def one_by_one(*leaves):
-        if not length:
-            return leaves
-        steps = [tuple(leaf[:, t : t + 1] for leaf in leaves) for t in range(length)]
-        found = [steps.pop() if reverse else steps.pop(0)]
-        while steps:
-            found.append(combine(found[-1], steps.pop() if reverse else steps.pop(0)))
-        return tuple(torch.cat(x, 1) for x in zip(*(found[::-1] if reverse else found)))
-
-    scan = lambda *leaves: associative_scan(combine, leaves, method=method, reverse=reverse)  # noqa: E731
-    return case.same(scan, one_by_one, inputs)
-
-
-def of_convolution_scans(seed, dtype):
-    case = Case(seed, "convolution_scan", dtype)
-    shape = (case.size("B", 3), case.size("L", 9), case.size("D", 4))
-    a = case.tensor("a", shape[case.choose("without", (2, 3)) :], dtype, gate=True)
-    b = case.tensor("b", shape, case.choose("b", (torch.float32, dtype)))
-    return case.same(lambda a, b: (convolution_scan(a, b),), lambda a, b: (plain_scan(a, b),), (a, b), 1e-4)
-
-
 # --- the GateLoop ---
 
 
@@ -226,35 +193,6 @@ def of_the_real_part(seed, number):
     if not fits:
         return case.refused(lambda: call(q, k, v, re, im, state))
     return case.same(call, right, (q, k, v, re, im, state), TOLERANCES[number])
-
-
-def of_softmax_attention(seed, dtype):
-    case = Case(seed, "softmax_attention", dtype)
-    batch, heads, d_qk = case.size("B", 2), case.size("H", 2), case.choose("d_qk", (1, 3))
-    n_steps = case.choose("K", (1, 2, 5))
-    n_queries = case.choose("L", range(1, n_steps + 1))
-    window = case.choose("window", (None, 1, 3))
-    q, k = (case.tensor(name, (batch, n, heads, d_qk), dtype) for name, n in (("q", n_queries), ("k", n_steps)))
-    v = case.tensor("v", (batch, n_steps, heads, 2))
-    a = case.tensor("a", (batch, n_steps, heads, case.choose("d_a", (1, d_qk))), dtype, gate=True)
-
-    def by_hand(q, k, v, a):
-        outputs = []
-        for i in range(n_queries):
-            n = n_steps - n_queries + i
-            oldest = 0 if window is None else max(0, n - window + 1)
-            scores = [(q[:, i] * k[:, m] * a[:, m + 1 : n + 1].prod(1)).sum(-1) for m in range(oldest, n + 1)]
-            scores = torch.stack([s.real if s.is_complex() else s for s in scores], 1) * d_qk**-0.5
-            outputs.append((scores.softmax(1)[..., None] * v[:, oldest : n + 1]).sum(1))
-        return (torch.stack(outputs, 1),)
-
-    wrong = case.choose("wrong", (*RIGHT, "k", "v", "a"))
-    call = lambda q, k, v, a: (softmax_attention(q, k, v, a, window=window),)  # noqa: E731
-    if wrong != "right":
-        given = {"q": q, "k": k, "v": v, "a": a}
-        given[wrong] = case.unlike(given[wrong][:, :, :, :0] if wrong == "a" else given[wrong])
-        return case.refused(lambda: call(**given))
-    return case.same(call, by_hand, (q, k, v, a), 1e-4)
 
 
 # --- cells and decoding ---
@@ -333,12 +271,9 @@ CHECKS = (
     (of_packed_scans, SINGLE, 40),
     (of_out, SINGLE, 80),
     (of_the_bare_backward, SINGLE, 50),
-    (of_associative_scans, ("sequential", "hillis_steele", "blelloch"), 25),
-    (of_convolution_scans, SINGLE, 30),
-    (of_gate_loop, ("auto", "recurrent", "scan", "chunk", "attention", "fused"), 30),
-    (of_the_delta_rule, ("auto", "recurrent", "chunk"), 30),
+    (of_gate_loop, ("auto", "chunk", "fused"), 30),
+    (of_the_delta_rule, ("auto", "chunk"), 30),
     (of_the_real_part, (torch.float32, torch.bfloat16, torch.float64), 50),
-    (of_softmax_attention, SINGLE, 30),
     (of_cells, (GRUCell, NCGRUCell), 30),
     (of_decoding, (torch.float32, torch.bfloat16, torch.int8, torch.uint8), 50),
 )

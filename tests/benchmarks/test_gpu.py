@@ -4,15 +4,10 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 from tests.processes import Program
-
-from recurra.ops._toolkit import triton as triton_tiles
-from recurra.ops._toolkit.triton import ChunkTiles, read_table, with_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = ROOT / "benchmarks" / "gpu_queue.sh"
@@ -86,44 +81,6 @@ def test_every_recipe_is_read_and_one_takes_steps(dry):
     assert all(one["flops_per_token"] > 0 for one in timed)
 
 
-@pytest.fixture
-def card(tmp_path, monkeypatch):
-    """The table of a card that is here by name alone."""
-
-    class Properties:
-        name, major, minor = "A card", 9, 0
-
-    device = torch.device("cuda", 0)
-    table = with_entry({}, "A card", "9.0", "chunk", "bfloat16", ChunkTiles(key_tile=64))
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"format": 1, "devices": table}))
-    monkeypatch.setenv("RECURRA_TILES", str(path))
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Properties)
-    tuning = pytest.importorskip("benchmarks.gpu.tuning")
-    known = {"place": lambda dry: device, "card_name": lambda device: "A card", "capability": lambda device: "9.0"}
-    for name, function in (known | {"machine": lambda device: {}}).items():
-        monkeypatch.setattr(tuning, name, function)
-    triton_tiles.forget()
-    yield path
-    triton_tiles.forget()
-
-
-@pytest.mark.parametrize(
-    ("warps", "ratio", "best"), [((), 0.5, 4), ((8,), 1.0, 4), ((8,), 0.5, 8)], ids=["no time", "no better", "better"]
-)
-def test_a_search_keeps_what_the_table_has_unless_it_finds_better(card, monkeypatch, tmp_path, warps, ratio, best):
-    from benchmarks.gpu import tuning
-
-    monkeypatch.setattr(tuning, "TASKS", [tuning.Task("chunk", torch.bfloat16, False, ())])
-    monkeypatch.setattr(tuning, "CHOICES", {ChunkTiles: {"warps": warps}})
-    monkeypatch.setattr(tuning.Search, "_ratio", lambda *given: ratio)
-    found = tmp_path / "5-tiles.json"
-    tuning.main(["--out", str(found)])
-    assert set(read_table(found)) == ({"A card"} if best != 4 else set())
-    tuning.adopt(found, card)
-    assert read_table(card)["A card"]["chunk"]["bfloat16"] == asdict(ChunkTiles(key_tile=64, warps=best))
-
-
 STUB = """#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 case "$*" in
@@ -192,13 +149,3 @@ def test_the_limits_of_all_stages_leave_time_for_the_runs():
     limits = {name: int(seconds) for name, seconds in re.findall(r"stage (\w+) (\d+) ", script)}
     assert [*limits, "runs"] == STAGES
     assert sum(limits.values()) < int(re.search(r"LIMIT:-(\d+)", script)[1])
-
-
-def test_no_stage_begins_once_time_is_up(tmp_path):
-    python, calls = tmp_path / "python", tmp_path / "calls"
-    python.write_text(STUB)
-    python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python), "CALLS": str(calls), "OUT": str(tmp_path / "out"), "LIMIT": "0"}
-    ended = subprocess.run(["bash", QUEUE, "--dry"], env=environment, capture_output=True, text=True, check=False)
-    assert [line.split()[-1] for line in ended.stdout.splitlines()[-len(STAGES) :]] == ["skipped"] * len(STAGES)
-    assert not calls.exists()

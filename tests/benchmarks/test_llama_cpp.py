@@ -9,8 +9,7 @@ import torch
 from benchmarks.llama_cpp_peer import SIZES, gpt2_tensors, mamba_tensors
 
 from benchmarks import llama_cpp
-from recurra.decoding.linear import DTYPES, pack_linear_layers
-from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.decoding.linear import pack_linear_layers
 from recurra.models.registry import on_meta
 
 STAND_IN = """#!{python}
@@ -71,14 +70,3 @@ def test_both_sides_take_blocks_in_turn(peer, tmp_path, monkeypatch, capsys):
     log = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     first = [words[1:] for words in log if words[0].endswith("gpt2-F32.gguf")]
     assert first == [["6", "1", "False"], *[[context, "33", "True"] for context in "555999"]]
-
-
-@pytest.mark.parametrize("numbers", DTYPES)
-def test_bytes_are_those_that_a_step_reads(numbers):
-    model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 0, mixer="min-gru", tie_embeddings=True)).eval()
-    laid_out = pack_linear_layers(model, numbers)
-    linear = [m for m in laid_out.modules() if hasattr(m, "stored")]
-    in_layers = sum(m.stored.nbytes + m.scale.nbytes + m.bias.nbytes for m in linear)
-    norms = sum(p.nbytes for name, p in laid_out.named_parameters() if "norm" in name)
-    assert llama_cpp.weight_bytes(laid_out) == in_layers + norms
-    assert any(m.out_features == 11 for m in linear), "the head is read whole"

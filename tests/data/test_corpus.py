@@ -35,14 +35,6 @@ def test_words(make_corpus):
     assert text_of(loaded, "test") == "<unk> dog on the mat\n"
 
 
-def test_bpe(make_corpus):
-    folder = make_corpus()
-    loaded = TextCorpus.load(folder, vocabulary="bpe", bpe_vocab_size=270)
-    assert 256 < len(loaded.encoder) <= 270
-    for split in loaded.splits:
-        assert text_of(loaded, split) == (folder / f"{split}.txt").read_text()
-
-
 def test_a_vocabulary_of_ones_own_needs_no_training_file(make_corpus):
     folder = make_corpus(train=None)
     with pytest.raises(FileNotFoundError, match=r"no train file .*enough if you pass a vocabulary or tokenizer"):

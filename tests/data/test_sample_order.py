@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,12 +43,3 @@ def test_the_number_of_ranks_does_not_change_a_step():
     assert alone.training
     assert alone.batch_size == 6
     assert shared[0].batch_size == 2
-
-
-def test_steps_outside_an_epoch():
-    order = SampleOrder(5, batch_size=2, seed=None)
-    assert not order.training
-    with pytest.raises(IndexError, match="0 to 2"):
-        order.samples(0, 3)
-    with pytest.raises(ValueError, match="epoch"):
-        order.samples(-1, 0)

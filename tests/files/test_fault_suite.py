@@ -1,12 +1,10 @@
 """`python -m benchmarks.faults` counts what it should count, and fails when something went wrong."""
 
-import os
 import time
 from collections import Counter
 
 import pytest
 import torch
-from benchmarks.faults import __main__ as suite
 from benchmarks.faults import outcomes
 from benchmarks.faults.mutants import Mutant
 from benchmarks.faults.outcomes import Kind, tally_mutants
@@ -56,18 +54,3 @@ def test_outcomes(tmp_path, read, options, expected):
 def test_a_hang_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(outcomes, "LONGEST", 1)
     assert tally_mutants(kind(lambda path: time.sleep(60)), tmp_path, 1, seed=0).counts == Counter({outcomes.HUNG: 1})
-
-
-def chosen(monkeypatch, tmp_path, **kinds):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(suite, "all_kinds", lambda: kinds)
-    monkeypatch.setattr("sys.argv", ["faults", "--mutants", "4", "--only", *kinds])
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    return suite.main()
-
-
-def test_a_crash_or_another_content_is_a_failure(monkeypatch, tmp_path, capsys):
-    assert chosen(monkeypatch, tmp_path, gone=kind(lambda path: os._exit(3)), wrong=kind(read_text)) == 1
-    said = capsys.readouterr()
-    assert f"gone: {outcomes.CRASHED}: gone: exit code 3" in said.err
-    assert f"wrong: {outcomes.OTHER}" in said.err

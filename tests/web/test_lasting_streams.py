@@ -48,30 +48,6 @@ def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
     assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
 
 
-def let_the_only_one_go(page, held: list) -> None:
-    """Hold a request for longer than the page waits between two tries, see that none follows, and let it go on."""
-    while not held:
-        page.wait_for_timeout(20)
-    page.wait_for_timeout(1500)
-    assert len(held) == 1
-    held[0].continue_()
-    wait_for(page, 3 + N_TOKENS)
-
-
-def test_a_slow_way_back_is_gone_once(page, server):
-    """The page asks every second whether the server is back; what has begun then goes on."""
-    write_greedily(page, server)
-    server.kill()
-    read(page, "the dog")
-    page.wait_for_selector(f"{pane()}[data-status=waiting]")
-    held = []
-    page.route("**/v1/sessions/*/rewind", lambda route: held.append(route))
-    server.start()
-    let_the_only_one_go(page, held)
-    read(page, "the dog")
-    wait_for(page, 5 + N_TOKENS)
-
-
 def test_a_stream_waits_while_the_server_has_no_room(page, server):
     """Its session is not given up."""
     write_greedily(page, server)
