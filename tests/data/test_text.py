@@ -21,7 +21,7 @@ def test_a_data_set_of_words(folder):
     assert data.vocab_size == data.output_size == 13
     assert len(data.tokens("train")) == 300
     assert data.decode(data.tokens("train").tolist()) == TRAIN
-    assert data.encode("word3 bird\n").tolist() == [
+    assert data.corpus.encoder.encode("word3 bird\n").tolist() == [
         data.corpus.encoder.words.index(word) for word in ("word3", "<unk>", "<eos>")
     ]
     batch = data.source("train").batch(0, 0)

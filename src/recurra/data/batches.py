@@ -52,9 +52,6 @@ def require_poses(poses: Poses, clip: Tensor, *, n_segments: int, n_joints: int,
         raise ValueError(sentence("poses.features", got, f"(batch, segments, d_skeleton) = {expected}"))
 
 
-# --- order: random numbers that depend only on a seed and a place in the run ---
-
-
 def random_generator(seed: int, *place: int) -> np.random.Generator:
     """Make a generator for one place in a run: a number for the use of the seed, then the epoch, the step and so on."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
@@ -139,7 +136,6 @@ class SampleOrder:
         return n // self._world_size if self.training else -(-n // self._world_size)
 
 
-# --- what a data set is: batches, numbered by epoch and step ---
 # A batch is a pure function of (seed, epoch, step, rank). Reading one changes nothing in its source, so a run can
 # resume from (epoch, step) alone, and two runs can read the same source.
 

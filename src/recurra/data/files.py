@@ -1,6 +1,5 @@
 """The text files of a corpus, a cache for what is slow to make, and progress bars."""
 
-import errno
 import hashlib
 import json
 import os
@@ -43,8 +42,6 @@ _WORTH_A_BAR = 32 * 2**20
 _MANY_ITEMS = 500
 
 
-# --- a cache for files that are slow to make, in the user's cache folder or another ---
-
 _FORMAT = 1
 
 
@@ -57,7 +54,9 @@ class Cache:
     """
 
     def __init__(self, corpus: Path, folder: str | os.PathLike[str] | None = None) -> None:
-        self.folder = _usual_folder(corpus) if folder is None else Path(folder).expanduser()
+        if folder is None:
+            folder = user_cache_folder() / hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()[:16]
+        self.folder = Path(folder).expanduser()
 
     def get(self, name: str, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> Path:
         """Return the path of an entry's content; `write` makes the entry if the folder does not have it.
@@ -68,7 +67,6 @@ class Cache:
         path = self.folder / f"{name}-{key[:16]}.bin"
         if not _is_sound(path, made_from):
             with saying_cache(self.folder):
-                require_write_bit(self.folder)
                 with replacing(path) as file:
                     write(file)
                 header = _header(made_from, path.stat().st_size, file_sha256(path))
@@ -102,17 +100,6 @@ def user_cache_folder() -> Path:
     return folder
 
 
-def _usual_folder(corpus: Path) -> Path:
-    return user_cache_folder() / hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()[:16]
-
-
-def require_write_bit(folder: Path) -> None:
-    """Raise PermissionError for a folder in or under a read-only one, even where an administrator could write."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.stat().st_mode & 0o222:
-        raise PermissionError(errno.EACCES, "marked read-only", str(existing))
-
-
 def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
     try:
         header = read_json(path.with_suffix(".json"))
@@ -126,8 +113,6 @@ def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
 def _header(made_from: Mapping[str, object], n_bytes: int, sha256: str) -> dict[str, object]:
     return {"format": _FORMAT, "made_from": dict(made_from), "bytes": n_bytes, "sha256": sha256}
 
-
-# --- the text files of a corpus ---
 
 _FILE_NAME = re.compile(r"(?:ptb\.|wiki\.)?(train|valid|validation|test)\.(?:txt|tokens|raw)")
 _NAMES = "ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw, SPLIT.txt, SPLIT.tokens or SPLIT.raw"

@@ -25,7 +25,7 @@ from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import require, require_choice, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Source, Unit, corpus_path, find_units
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
-from recurra.data.files import progress, require_write_bit
+from recurra.data.files import progress
 from recurra.data.tokenizers import (
     EOS,
     UNK,
@@ -72,8 +72,6 @@ def _end_with_parent() -> None:
 
     Thread(target=watch, daemon=True).start()
 
-
-# --- preparation ---
 
 _SAMPLE_CHARACTERS = 100_000_000
 """How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
@@ -126,7 +124,6 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
     if (index := _complete(what, units)) is not None:
         report(_said(units, 0, index["vocab_size"]))
         return index
-    require_write_bit(what.out)
     what.out.mkdir(parents=True, exist_ok=True)
     waits = partial(report, "another process prepares this corpus: waiting until it has ended")
     with locked(what.out / ".lock", waits) as exclusive:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 
@@ -178,18 +178,9 @@ class TextData:
         """Return the tokens of a split (see `TextCorpus.tokens`)."""
         return self.corpus.tokens(split)
 
-    def encode(self, text: str) -> np.ndarray:
-        """Turn text into tokens: (n,) int64."""
-        return self.corpus.encoder.encode(text)
-
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text. Raises ValueError for a token outside the vocabulary."""
         return self.corpus.encoder.decode(tokens)
-
-    def save_tokenizer(self, path: Path) -> None:
-        """Write the vocabulary so that `TextConfig.load_tokenizer` can read it. Raises OSError."""
-        encoder: Any = self.corpus.encoder  # what `TextConfig.build` makes can be saved
-        encoder.save(path)
 
     def source(self, split: Split) -> BatchSource:
         """Return the batches of a split: for training as `sampling` says, for the others all tokens, each once."""
@@ -209,21 +200,18 @@ class TextData:
         if not training and config.eval_stride is not None:
             assert config.eval_context is not None  # the config refuses one without the other
             return OverlappingSource(tokens, stride=config.eval_stride, context=config.eval_context, **shares)
+        drawn = None
+        if config.length_deviation:
+            drawn = DrawnLengths(n_steps, config.length_deviation, config.half_length_share, seed)
         return StreamSource(
             tokens,
             segment_length=n_steps,
             training=training,
-            drawn=self._drawn(n_steps),
+            drawn=drawn,
             shuffle_seed=None if sharded is None else seed,
             shift_seed=seed if config.shifted_epochs else None,
             **shares,
         )
-
-    def _drawn(self, usual: int) -> DrawnLengths | None:
-        config = self.config
-        if not config.length_deviation:
-            return None
-        return DrawnLengths(usual, config.length_deviation, config.half_length_share, config.seed)
 
     def _mixed(self, vocabulary: TextEncoder) -> list[ShardedTokens]:
         corpora = [ShardCorpus(Path(path).expanduser()) for path in self.config.mixture]
@@ -237,9 +225,7 @@ class TextData:
 
 def _open_shards(config: TextConfig, encoder: TextEncoder | None) -> ShardCorpus:
     """Open a prepared corpus with this vocabulary (None: any); other sources are prepared first, in the cache."""
-    folder = Path(config.path).expanduser()
-    if config.source != "shards":
-        folder = _prepared(config)
+    folder = Path(config.path).expanduser() if config.source == "shards" else _prepared(config)
     corpus = ShardCorpus(folder)
     if corpus.vocabulary != config.vocabulary:  # a run reads its tokenizer by what its settings say
         expected = f"{corpus.vocabulary}, as the shards in {folder} have"

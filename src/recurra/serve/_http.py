@@ -69,9 +69,9 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        headers = {"Retry-After": str(self.retry_after)} if self.retry_after else None
-        return JSONResponse(self.body(), self.status, headers)
+    def response(self, closes: bool = False) -> JSONResponse:
+        headers = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
+        return JSONResponse(self.body(), self.status, headers | ({"Connection": "close"} if closes else {}))
 
 
 def request_failed(message: str = "the model failed on this request") -> ApiError:
@@ -114,11 +114,12 @@ class Guard:
             if refusal is None:
                 await self._app(scope, self._bounded(receive), noted_send)
             else:
-                await _send_error(noted_send, refusal)
+                await refusal.response(closes=True)(scope, receive, noted_send)
         except Exception:
             _LOG.exception("a request failed", extra={"path": scope["path"]})
             if not status:
-                await _send_error(noted_send, ApiError(500, "the server failed on this request; its log says why"))
+                failure = ApiError(500, "the server failed on this request; its log says why")
+                await failure.response(closes=True)(scope, receive, noted_send)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._note(route, status, time.perf_counter() - start)
@@ -155,14 +156,6 @@ class Guard:
 
     def _too_large(self) -> str:
         return f"the body is too large; expected at most {self._max_body_bytes} bytes"
-
-
-async def _send_error(send: Send, error: ApiError) -> None:
-    body = json.dumps(error.body()).encode()
-    length = str(len(body)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _host_name(host: str) -> str:

@@ -87,7 +87,7 @@ def test_a_text_is_read_with_the_vocabulary_of_the_run(there, tmp_path):
 
 def test_another_vocabulary_and_other_classes_are_refused(there, tmp_path):
     run, other = open_run("runs/text"), tmp_path / "other.json"
-    TextConfig(path=str(renamed_corpus(tmp_path))).build().save_tokenizer(other)
+    TextConfig(path=str(renamed_corpus(tmp_path))).build().corpus.encoder.save(other)
     words = ["--data.tokenizer", str(other)]
     with pytest.raises(
         ValueError, match=r"data.tokenizer is .*other.json, another vocabulary; expected that in .*text"

@@ -54,7 +54,8 @@ class TextTask(TokenTask):
 
     def save_extras(self, opened: TextData, folder: RunFolder) -> None:
         if not folder.tokenizer.exists():
-            opened.save_tokenizer(folder.tokenizer)
+            encoder: Any = opened.corpus.encoder  # what a config makes can be saved
+            encoder.save(folder.tokenizer)
 
     def has_tokenizer(self) -> bool:
         return True
