@@ -67,14 +67,6 @@ def test_training_rows_are_contiguous_and_whole(batch_size, segment_length, worl
     assert inputs.unique().numel() == inputs.numel(), "no token twice"
 
 
-def test_the_ranks_split_the_streams_of_one():
-    (whole,) = streams(101, True, batch_size=4, segment_length=5)
-    parts = streams(101, True, batch_size=4, segment_length=5, world_size=2)
-    for step in range(len(whole)):
-        together = torch.cat([part.batch(0, step).inputs for part in parts])
-        assert torch.equal(together, whole.batch(0, step).inputs)
-
-
 def test_texts_that_are_too_short_are_refused():
     with pytest.raises(ValueError, match=r"is 12; expected at least 13, for one step with batch_size 3"):
         streams(12, True, batch_size=3, segment_length=4)

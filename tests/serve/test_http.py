@@ -137,17 +137,6 @@ def test_a_full_queue_is_429_with_retry_after(serving):
             running.openai_client("x").completions.create(model="letters", prompt="b")
 
 
-def test_a_request_that_takes_too_long_ends(serving):
-    client = serving(request_seconds=0.2).client()
-    answer = client.post("/v1/completions", json={"model": "letters", "prompt": "a", "max_tokens": 60_000})
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
-    assert answer.json()["usage"]["completion_tokens"] < 60_000
-    client.post("/v1/sessions", json={"name": "a"})
-    body = {"max_tokens": 60_000, "stream": False}
-    assert client.post("/v1/sessions/a/generate", json=body).json()["finish_reason"] == "timeout"
-    assert client.get("/v1/sessions/a").json()["position"] < 60_000
-
-
 def test_a_stop_of_the_server_keeps_what_was_written(tmp_path, models):
     kept = ServeSettings(sessions_file=tmp_path / "s.sqlite")
     with Running(Service(models, kept, threads=1)) as running:

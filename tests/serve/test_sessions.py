@@ -5,7 +5,6 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -238,21 +237,6 @@ def test_hanging_up_cancels_and_what_was_written_counts(serving):
     assert 4 < position < 60_000
     assert len(client.get("/v1/sessions/a/transcript").json()["tokens"]) == min(position, 10_000)
     assert running.service.engine.scheduler.n_streams == 0
-
-
-def test_many_sessions_at_once(serving, models):
-    client = serving().client()
-    texts = [f"text {number}" for number in range(24)]
-
-    def talk(text: str) -> list[int]:
-        name = opened(client)
-        return write(client, name, 6, text=text) + write(client, name, 6, text="!")
-
-    with ThreadPoolExecutor(12) as pool:
-        results = list(pool.map(talk, texts))
-    for text, result in zip(texts, results):
-        first = alone(models, text, 6)
-        assert result == first + alone(models, text + Letters().decode(first) + "!", 6)
 
 
 @pytest.mark.parametrize(

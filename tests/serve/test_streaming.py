@@ -44,19 +44,6 @@ def test_a_listener_that_is_far_behind_ends_the_turn_and_misses_nothing(exact, a
     assert asyncio.run(listen()) == []
 
 
-def test_an_error_comes_after_what_waits(exact):
-    async def listen():
-        line = EventQueue(Request(exact, exact.start, [1], []), lambda turn: None)
-        line.put([TokenEvent(0, 1, "a")])
-        line.close(ValueError("broken"))
-        first = await anext(line)
-        with pytest.raises(ValueError, match="broken"):
-            await anext(line)
-        return first
-
-    assert asyncio.run(listen()) == [TokenEvent(0, 1, "a")]
-
-
 def test_sessions_that_are_opened_together_keep_the_limit(models):
     """The store answers the first after all have asked."""
 

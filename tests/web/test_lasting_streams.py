@@ -1,6 +1,5 @@
 """Streams on `recurra serve` outlive a reload, a refusal and the server; each belongs to one tab of the browser."""
 
-import json
 import time
 
 import pytest
@@ -58,20 +57,6 @@ def test_a_stream_waits_while_the_server_has_no_room(page, server):
     page.unroute("**/rewind")
     wait_for(page, 3 + N_TOKENS)
     assert sessions(server) == before
-
-
-def test_an_answer_that_the_server_cut_short_is_an_error(page, server):
-    write_greedily(page, server)
-    end = json.dumps({"finish_reason": "timeout", "position": 3 + N_TOKENS, "text": ""})
-    answer = f"event: end\r\ndata: {end}\r\n\r\n"
-    page.route("**/generate", lambda route: route.fulfill(body=answer, content_type="text/event-stream"))
-    page.click(f"{pane()} button.go")
-    page.wait_for_selector(f"{pane()}[data-status=failed]")
-    wait_until_drawn(page)
-    assert "the server ended this turn early (timeout)" in page.inner_text(".status")
-    page.unroute("**/generate")
-    page.click(f"{pane()} button.go")
-    wait_for(page, 3 + 2 * N_TOKENS)
 
 
 def test_a_stream_whose_session_is_gone_reads_its_tokens_again(page, server, runs):

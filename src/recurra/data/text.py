@@ -95,49 +95,38 @@ class TextConfig:
         require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
         require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
         require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
-        self._check_lengths()
-        self._check_source()
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
-        require_whole_number(1, **sizes)
-        require_whole_number(1, **fields_of(self, "data", "eval_stride"))
+        require_whole_number(1, **sizes, **fields_of(self, "data", "eval_stride"))
         require_whole_number(0, **fields_of(self, "data", "seed", "eval_context"))
-        both = (self.eval_stride is None) == (self.eval_context is None)
-        expected = "null" if self.eval_stride is None else "a number of tokens"
-        require(both, "data.eval_context", self.eval_context, f"{expected} when data.eval_stride is {self.eval_stride}")
         require_whole_number(256, **fields_of(self, "data", "bpe_vocab_size"))
-        if self.vocabulary == "bpe" and self.tokenizer is None and self.source != "shards":
-            hint = "set it, or set data.tokenizer to a tokenizer.json"
-            given, expected = self.bpe_vocab_size is not None, "the size of the byte pair encoding to train"
-            require(given, "data.bpe_vocab_size", self.bpe_vocab_size, expected, hint)
-        elif self.bpe_vocab_size is not None:
-            got = f"{self.bpe_vocab_size} with data.vocabulary {self.vocabulary} and data.tokenizer {self.tokenizer}"
-            expected = "null unless data.vocabulary is bpe and data.tokenizer is null"
-            raise ValueError(sentence("data.bpe_vocab_size", got, expected, "omit it"))
-
-    def _check_lengths(self) -> None:
-        deviation, drawn = self.length_deviation, self.length_deviation > 0
-        require(0 <= deviation < math.inf, "data.length_deviation", deviation, "0 or more tokens")
         require_probability(**fields_of(self, "data", "half_length_share"))
-        expected = "0 without data.length_deviation"
-        require(drawn or not self.half_length_share, "data.half_length_share", self.half_length_share, expected)
-        streams, expected = self.sampling == "streams", "unless data.sampling is streams"
-        require(streams or not drawn, "data.length_deviation", deviation, f"0 {expected}")
-        require(streams or not self.shifted_epochs, "data.shifted_epochs", self.shifted_epochs, f"false {expected}")
-
-    def _check_source(self) -> None:
-        of_shards = self.source != "folder"
-        require(of_shards or self.sampling != "packed", "data.sampling", self.sampling, "packed only for shards")
-        require(of_shards or self.vocabulary != "bytes", "data.vocabulary", self.vocabulary, "bytes only for shards")
-        require(self.source == "hf" or self.subset is None, "data.subset", self.subset, "null unless data.source is hf")
-        read = self.source in ("parquet", "jsonl", "hf")
-        require(read or self.text_field == "text", "data.text_field", self.text_field, "text, for data without columns")
-        mixed = self.source == "shards" and self.sampling == "windows"
-        expected = "none unless data.source is shards and data.sampling is windows"
-        require(mixed or not self.mixture, "data.mixture", self.mixture, expected)
-        above = all(weight > 0 and math.isfinite(weight) for weight in self.mixture.values())
-        require(above, "data.mixture", self.mixture, "folders of shards with finite weights above 0")
-        plain = self.source != "shards" or self.bpe_vocab_size is None
-        require(plain, "data.bpe_vocab_size", self.bpe_vocab_size, "null for shards, which have their tokenizer")
+        drawn, streams = self.length_deviation > 0, self.sampling == "streams"
+        strides = "null" if self.eval_stride is None else "a number of tokens"
+        of_files = self.source == "folder"
+        mixes = self.source == "shards" and self.sampling == "windows"
+        finite = all(weight > 0 and math.isfinite(weight) for weight in self.mixture.values())
+        trains = self.vocabulary == "bpe" and self.tokenizer is None and self.source != "shards"
+        rules = (
+            ((self.eval_stride is None) == (self.eval_context is None), "eval_context",
+             f"{strides} when data.eval_stride is {self.eval_stride}"),
+            (0 <= self.length_deviation < math.inf, "length_deviation", "0 or more tokens"),
+            (streams or not drawn, "length_deviation", "0 unless data.sampling is streams"),
+            (drawn or not self.half_length_share, "half_length_share", "0 without data.length_deviation"),
+            (streams or not self.shifted_epochs, "shifted_epochs", "false unless data.sampling is streams"),
+            (not of_files or self.sampling != "packed", "sampling", "packed only for shards"),
+            (not of_files or self.vocabulary != "bytes", "vocabulary", "bytes only for shards"),
+            (self.source == "hf" or self.subset is None, "subset", "null unless data.source is hf"),
+            (self.source not in ("folder", "shards") or self.text_field == "text", "text_field",
+             "text, for data without columns"),
+            (mixes or not self.mixture, "mixture", "none unless data.source is shards and data.sampling is windows"),
+            (finite, "mixture", "folders of shards with finite weights above 0"),
+            (not trains or self.bpe_vocab_size is not None, "bpe_vocab_size",
+             "the size of the byte pair encoding to train: set it, or set data.tokenizer to a tokenizer.json"),
+            (trains or self.bpe_vocab_size is None, "bpe_vocab_size",
+             "null unless data.vocabulary is bpe, without data.tokenizer or shards, which have their own"),
+        )  # fmt: skip
+        for holds, name, expected in rules:
+            require(holds, f"data.{name}", getattr(self, name), expected)
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "TextData":
         """Find the corpus, encode it the first time, and open it."""
