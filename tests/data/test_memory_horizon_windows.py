@@ -56,7 +56,7 @@ def test_ranks_share_the_windows_of_one():
     ("options", "message"),
     [
         ({"window_lengths": [8, 41]}, r"data\.window_lengths\[1\] is 41; expected 1 to data\.sequence_length = 40"),
-        ({"window_lengths": [8]}, r"data\.window_epochs is \[2, 1\]; expected as many numbers as data\.w.*, 1"),
+        ({"window_lengths": [8]}, r"data\.window_epochs is \[2, 1\]; expected as many as data\.w.*, 1"),
         ({"window_lengths": [], "window_epochs": []}, r"data\.window_tokens is 24; expected 512 without"),
     ],
 )

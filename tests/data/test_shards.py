@@ -300,7 +300,7 @@ def test_each_epoch_has_its_order_of_shards_and_any_part_of_it_can_be_read(shard
     first, second = (tokens.shuffled(3, epoch) for epoch in (0, 1))
     assert sorted(first.shards, key=str) == sorted(tokens.shards, key=str)
     assert [s.path for s in first.shards] != [s.path for s in second.shards]
-    assert [s.path for s in first.shards] == [s.path for s in ShardedTokens.of(tokens.shards).shuffled(3, 0).shards]
+    assert [s.path for s in first.shards] == [s.path for s in ShardedTokens(tokens.shards).shuffled(3, 0).shards]
     whole = np.concatenate([shard.read(0, shard.n_tokens) for shard in first.shards])
     for start, end in ((0, len(whole)), (70, 171), (12, 12), (len(whole) - 3, len(whole) + 9)):
         assert np.array_equal(first[start:end], whole[start:end])

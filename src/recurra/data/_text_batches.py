@@ -45,23 +45,19 @@ class DrawnLengths(NamedTuple):
         """Return how many steps read `total` tokens: the same in every epoch."""
         return min(total, max(1, round(total / (self.usual * (1.0 - 0.5 * self.half_share)))))
 
+    @lru_cache(maxsize=4)  # noqa: B019 - every step of an epoch asks for them
     def borders(self, total: int, epoch: int) -> Int[np.ndarray, " borders"]:
         """Cut `total` tokens into steps: the first token of each and the end, new for every epoch.
 
         The draws are scaled by a factor near 1, so that every epoch reads the whole text in the same number of steps.
         """
-        return _borders(self, total, epoch)
-
-
-@lru_cache(maxsize=4)  # every step of an epoch asks for them
-def _borders(lengths: DrawnLengths, total: int, epoch: int) -> np.ndarray:
-    random, n = random_generator(lengths.seed, TEXT_STEP_LENGTHS, epoch), lengths.n_steps(total)
-    centres = np.where(random.random(n) < lengths.half_share, lengths.usual / 2, lengths.usual)
-    ends = np.maximum(_SHORTEST, random.normal(centres, lengths.deviation)).cumsum()
-    # of the tokens beyond one a step, so that no step is empty
-    borders = np.arange(n + 1) + np.concatenate([[0], np.rint(ends / ends[-1] * (total - n))]).astype(np.int64)
-    borders.flags.writeable = False
-    return borders
+        random, n = random_generator(self.seed, TEXT_STEP_LENGTHS, epoch), self.n_steps(total)
+        centres = np.where(random.random(n) < self.half_share, self.usual / 2, self.usual)
+        ends = np.maximum(_SHORTEST, random.normal(centres, self.deviation)).cumsum()
+        # of the tokens beyond one a step, so that no step is empty
+        borders = np.arange(n + 1) + np.concatenate([[0], np.rint(ends / ends[-1] * (total - n))]).astype(np.int64)
+        borders.flags.writeable = False
+        return borders
 
 
 class StreamSource:

@@ -1,9 +1,9 @@
 """A text corpus as tokens on disk: the encoded splits of a folder of text files, and prepared shards."""
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import BinaryIO, Generic, Literal, TypeVar
 
@@ -134,9 +134,7 @@ def _read(file: TextFile, description: str) -> Iterator[str]:
             advance(n_read)
 
 
-# --- numpy shards ---
-#
-# A folder has `tokenizer.json`, `manifest.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
+# Shards: a folder has `tokenizer.json`, `manifest.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
 # `SPLIT-00012.documents.npy` with the start of each document. `recurra prepare` writes it. Tokens are read from the
 # files when they are asked for, so that memory does not grow with the corpus.
 
@@ -216,16 +214,17 @@ class ShardedTokens:
     """
 
     shards: tuple[_Shard, ...]
-    edges: np.ndarray = field(compare=False)
 
-    @classmethod
-    def of(cls, shards: Sequence[_Shard]) -> "ShardedTokens":
-        """Put shards in a row."""
-        return cls(tuple(shards), np.cumsum([0, *(shard.n_tokens for shard in shards)]))
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Where each shard begins, and the end."""
+        return np.cumsum([0, *(shard.n_tokens for shard in self.shards)])
 
+    @lru_cache(maxsize=4)  # noqa: B019 - a process has few corpora, for as long as it runs
     def shuffled(self, seed: int, epoch: int) -> "ShardedTokens":
         """Return the shards in the order of an epoch."""
-        return _shuffled(self, seed, epoch)
+        order = random_generator(seed, SHARDS, epoch).permutation(len(self.shards))
+        return ShardedTokens(tuple(self.shards[number] for number in order))
 
     def __len__(self) -> int:
         return int(self.edges[-1])
@@ -247,12 +246,6 @@ class ShardedTokens:
             found.append(starts[np.searchsorted(starts, first) : np.searchsorted(starts, last)])
             number += 1
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-
-
-@lru_cache(maxsize=4)
-def _shuffled(tokens: ShardedTokens, seed: int, epoch: int) -> ShardedTokens:
-    order = random_generator(seed, SHARDS, epoch).permutation(len(tokens.shards))
-    return ShardedTokens.of([tokens.shards[number] for number in order])
 
 
 class ShardCorpus(_Corpus[ShardedTokens]):
@@ -278,4 +271,4 @@ class ShardCorpus(_Corpus[ShardedTokens]):
             for shard, entry in zip(shards, entries):
                 if not shard.path.is_file() or shard.path.stat().st_size != entry["bytes"]:
                     raise ValueError(sentence(str(shard.path), "missing or cut short", "a whole shard", _AGAIN))
-            self._tokens[split] = ShardedTokens.of(shards)
+            self._tokens[split] = ShardedTokens(tuple(shards))

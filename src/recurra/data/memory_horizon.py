@@ -169,25 +169,22 @@ class MemoryHorizonConfig:
     """Seed of the sequences, of the training order and of the windows' places."""
 
     def __post_init__(self) -> None:
-        sizes = fields_of(self, "data", "sequence_length", "modulus", "batch_size", "eval_batch_size")
-        require_whole_number(1, **sizes)
+        sizes = ("sequence_length", "modulus", "batch_size", "eval_batch_size", "window_tokens")
+        require_whole_number(1, **fields_of(self, "data", *sizes))
         require_whole_number(0, **fields_of(self, "data", "largest_number", "resets_per_sample", "seed"))
         require_whole_number(10, **fields_of(self, "data", "n_samples"))
-        fits = self.resets_per_sample <= self.sequence_length
-        most = f"at most data.sequence_length = {self.sequence_length}"
-        require(fits, "data.resets_per_sample", self.resets_per_sample, most)
-        require_whole_number(1, **fields_of(self, "data", "window_tokens"))
-        usual = type(self).window_tokens
-        plain = self.window_lengths or self.window_tokens == usual
-        require(bool(plain), "data.window_tokens", self.window_tokens, f"{usual} without data.window_lengths")
+        most = f"data.sequence_length = {self.sequence_length}"
+        usual, n_phases = type(self).window_tokens, len(self.window_lengths)
         for number, length in enumerate(self.window_lengths):
-            expected = f"1 to data.sequence_length = {self.sequence_length}"
-            require(1 <= length <= self.sequence_length, f"data.window_lengths[{number}]", length, expected)
-        same = len(self.window_lengths) == len(self.window_epochs)
-        expected = f"as many numbers as data.window_lengths, {len(self.window_lengths)}"
-        require(same, "data.window_epochs", self.window_epochs, expected)
-        positive = min(self.window_epochs, default=1) >= 1
-        require(positive, "data.window_epochs", self.window_epochs, "numbers of at least 1")
+            require(1 <= length <= self.sequence_length, f"data.window_lengths[{number}]", length, f"1 to {most}")
+        rules = (
+            (self.resets_per_sample <= self.sequence_length, "resets_per_sample", f"at most {most}"),
+            (n_phases > 0 or self.window_tokens == usual, "window_tokens", f"{usual} without data.window_lengths"),
+            (n_phases == len(self.window_epochs), "window_epochs", f"as many as data.window_lengths, {n_phases}"),
+            (min(self.window_epochs, default=1) >= 1, "window_epochs", "numbers of at least 1"),
+        )
+        for holds, name, expected in rules:
+            require(holds, f"data.{name}", getattr(self, name), expected)
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "MemoryHorizon":
         """Draw the sequences and compute their targets, the same on every rank."""
