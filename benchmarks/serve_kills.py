@@ -135,7 +135,7 @@ async def compared(folder: Path, talks: list[Talk]) -> dict[str, int]:
     """Open the file again, here, and compare its sessions with what their clients know."""
     found = {"as last seen": 0, "with the turn in flight": 0}
     service, model = service_of(folder / "sessions.sqlite"), small_model()
-    await service.start()
+    service.engine.start()
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         for session in talks:

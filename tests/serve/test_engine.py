@@ -313,16 +313,3 @@ def test_a_piece_takes_as_long_as_a_step():
     for _ in range(100):
         pace.note_step(0.0001)
     assert pace.chunk_tokens(True) == SHORTEST_CHUNK
-
-
-def test_who_is_late_or_cancelled_is_taken_out():
-    scheduler = Scheduler(2, 8)
-    reads, late, waits = asked(5), asked(5), asked(5)
-    late.deadline = 10.0
-    for one in (reads, late, waits):
-        scheduler.add(one)
-    list(scheduler.admit())
-    waits.is_cancelled = True
-    assert scheduler.drop(11.0) == [(waits, False), (late, True)]
-    assert scheduler.next_chunk(False).requests == [reads]
-    assert scheduler.drop_all() == [(reads, True)]

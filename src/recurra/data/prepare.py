@@ -1,6 +1,6 @@
 """From any corpus to shards: in parallel, resumable, each file written whole or not at all, with its digest.
 
-Each unit of the corpus (`documents.py`) becomes one shard, which counts once its JSON file is there: a killed
+Each unit of the corpus (`_documents.py`) becomes one shard, which counts once its JSON file is there: a killed
 preparation keeps what was finished.
 """
 

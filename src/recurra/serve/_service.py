@@ -62,9 +62,6 @@ class Service:
     def deadline(self) -> float:
         return time.monotonic() + self.settings.request_seconds
 
-    async def start(self) -> None:
-        self.engine.start()
-
     async def stop(self) -> None:
         """End all requests, write their sessions, and close the store."""
         await asyncio.to_thread(self.engine.stop)
