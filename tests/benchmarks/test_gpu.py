@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,14 +18,12 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from tests.quick_interpreter import quick_interpreter
-from benchmarks.gpu import __main__ as speed, golden, steps, tuning
+from benchmarks.gpu import __main__ as speed, golden, tuning
 tuning.GAIN = float("inf")  # whatever is tried wins, however busy the machine
 with quick_interpreter():
-    for part in "01":
-        assert golden.main(["--dry", "--part", part + "/2", "--out", part + ".json"]) == 0
+    assert golden.main(["--dry", "--part", "0/3", "--out", "golden.json"]) == 0
     assert speed.main(["--dry", "--types", "float32", "--out", "speed.json"]) == 0
     tuning.main(["--dry", "--out", "tiles.json"])
-steps.main(["--dry", "--out", "steps.json"])
 tuning.adopt(Path("tiles.json"), Path("table.json"))
 """
 
@@ -35,7 +34,6 @@ def dry(tmp_path_factory):
     pytest.importorskip("triton", reason="Triton is not installed here")
     folder = tmp_path_factory.mktemp("dry")
     (folder / "table.json").write_text('{"format": 1, "devices": {"A card": {"capability": "9.0"}}}')
-    (folder / "recipes").symlink_to(ROOT / "recipes")
     program = f"import os\nos.chdir({str(folder)!r})\n{PROGRAM.format(root=str(ROOT))}"
     given = {"TRITON_INTERPRET": "1", "RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1"}
     ended = Program(program, folder, **given).wait(120)
@@ -43,14 +41,10 @@ def dry(tmp_path_factory):
     return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
 
 
-def test_every_kernel_and_two_models_are_compared(dry):
-    results = dry["0"]["results"] + dry["1"]["results"]
-    names = [result["name"] for result in results]
-    assert len(names) == len(set(names)) == 23
+def test_a_third_of_the_kernels_is_compared(dry):
+    results = dry["golden"]["results"]
+    assert len({result["name"] for result in results}) == len(results) == 8
     assert all(result["equal"] for result in results)
-    kinds = ("linear_scan", "fused", "chunk", "complex", "bfloat16", "gate a channel", "model with gru", "of a GRU")
-    for word in kinds:
-        assert any(word in name for name in names), word
 
 
 def test_speeds_have_a_copy_beside_them(dry):
@@ -73,8 +67,13 @@ def test_winners_go_into_the_kernels_table(dry):
     assert "A card" in dry["table"]["devices"], "other cards stay"
 
 
-def test_every_recipe_is_read_and_one_takes_steps(dry):
-    results = dry["steps"]["results"]
+def test_every_recipe_is_read_and_one_takes_steps(tmp_path, monkeypatch, unchecked):
+    from benchmarks.gpu import steps
+
+    monkeypatch.setattr(steps, "place", lambda dry: torch.device("cpu"))
+    monkeypatch.chdir(ROOT)
+    steps.main(["--dry", "--out", str(tmp_path / "steps.json")])
+    results = json.loads((tmp_path / "steps.json").read_text())["results"]
     assert len({one["recipe"] for one in results}) == 9
     timed = [one for one in results if "tokens_per_second" in one]
     assert [one["precision"] for one in timed] == ["bf16-mixed", "32-true"]
