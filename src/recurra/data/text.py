@@ -153,15 +153,11 @@ class TextData:
         require_rank(rank, world_size, config.batch_size)
         self.config = config
         self.corpus = corpus
+        self.cache_folder = corpus.cache_folder
         self.rank = rank
         self.world_size = world_size
         self.vocab_size = len(corpus.encoder)
         self.output_size = self.vocab_size
-
-    @property
-    def cache_folder(self) -> Path | None:
-        """The folder of the encoded corpus; None if the corpus is not on disk."""
-        return self.corpus.cache_folder
 
     def tokens(self, split: Split) -> np.ndarray | ShardedTokens:
         """Return the tokens of a split (see `TextCorpus.tokens`)."""

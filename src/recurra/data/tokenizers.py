@@ -165,16 +165,12 @@ class Vocabulary(_Saved):
         content = parse_json(text, name)
         if content.get("format") != _WORDS_FORMAT:
             raise ValueError(sentence(name, "not a vocabulary", _OWN_FILE))
-        words = content.get("words")
-        if not isinstance(words, list):
-            raise ValueError(sentence(name, f"a damaged vocabulary (words is {kind_of(words)})", _OWN_FILE))
         try:
-            vocabulary = cls(words)
-        except ValueError as error:
+            vocabulary = cls(content.get("words"))
+            if vocabulary.fingerprint != content.get("fingerprint"):
+                raise ValueError("its words do not match its fingerprint")
+        except (TypeError, ValueError) as error:
             raise ValueError(sentence(name, f"a damaged vocabulary ({error})", _OWN_FILE)) from error
-        if vocabulary.fingerprint != content.get("fingerprint"):
-            got = "a damaged vocabulary (its words do not match its fingerprint)"
-            raise ValueError(sentence(name, got, _OWN_FILE))
         return vocabulary
 
     def to_json(self) -> str:
@@ -316,8 +312,10 @@ class BytePairEncoding(_Saved):
         if not plain:
             raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer
-        self._start = _before(plain, whole)
-        self._by_lines = _cuts_lines(json.loads(tokenizer.to_str()))
+        self.start = _before(plain, whole)
+        """The special tokens that the tokenizer.json puts in front of a text; none after `train`."""
+        self.encodes_lines_apart = _cuts_lines(json.loads(tokenizer.to_str()))
+        """Whether the tokens of a text are those of its lines, one after the other, as they are after `train`."""
         self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
     @classmethod
@@ -358,19 +356,11 @@ class BytePairEncoding(_Saved):
         """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests."""
         return text_sha256(self._tokenizer.to_str())
 
-    @property
-    def start(self) -> tuple[int, ...]:
-        """The special tokens that the tokenizer.json puts in front of a text; none after `train`."""
-        return self._start
-
-    @property
-    def encodes_lines_apart(self) -> bool:
-        """Whether the tokens of a text are those of its lines, one after the other, as they are after `train`."""
-        return self._by_lines
-
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        texts = split_lines(text) if self._by_lines else [text]  # in parallel, where lines do not depend on each other
+        texts = (
+            split_lines(text) if self.encodes_lines_apart else [text]
+        )  # in parallel, where lines do not depend on each other
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
 

@@ -128,14 +128,7 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((settings.host, settings.port))
-    except OSError as error:
-        made.close()
-        raise OSError(error.errno, f"{error.strerror}: {settings.host}:{settings.port}") from error
-    return made
+    return socket.create_server((settings.host, settings.port), family=family)
 
 
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}

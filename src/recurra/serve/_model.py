@@ -84,6 +84,7 @@ class ServedModel:
             self.start = StreamState(self.plain.initial_state(1))
             _, state = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)
             self.outputs = len(self.runner(torch.zeros(1, 1, dtype=torch.int64), state)[0].flatten())
+        self.predicts_tokens = self.outputs == self.vocabulary  # which it can read, so that it can generate
         self.state_bytes = n_bytes(state)
 
     @torch.inference_mode()
@@ -134,11 +135,6 @@ class ServedModel:
             return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=unknown)
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-
-    @property
-    def predicts_tokens(self) -> bool:
-        """Whether its outputs are tokens that it can read, so that it can generate."""
-        return self.outputs == self.vocabulary
 
     @cached_property
     def gate_layers(self) -> dict[int, int]:
