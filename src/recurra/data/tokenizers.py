@@ -358,9 +358,7 @@ class BytePairEncoding(_Saved):
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        texts = (
-            split_lines(text) if self.encodes_lines_apart else [text]
-        )  # in parallel, where lines do not depend on each other
+        texts = split_lines(text) if self.encodes_lines_apart else [text]  # the library encodes them in parallel
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
 
