@@ -84,14 +84,6 @@ def test_lines_that_may_depend_on_each_other_are_encoded_together(encoding, chan
     assert changed.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_saving_and_loading(tmp_path, encoding):
-    path = tmp_path / "new" / "tokenizer.json"
-    encoding.save(path)
-    loaded = BytePairEncoding.load(path)
-    assert loaded.fingerprint == encoding.fingerprint
-    assert loaded.encode("lower widest\n").tolist() == encoding.encode("lower widest\n").tolist()
-
-
 def test_nothing_is_cut_padded_or_added():
     tokenizer = word_level("<unk>")
     tokenizer.enable_truncation(2)

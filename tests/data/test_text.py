@@ -95,12 +95,3 @@ def test_a_saved_vocabulary_replaces_the_training_file(make_corpus, tmp_path):
 def test_bad_fields_are_named(fields, error, message):
     with pytest.raises(error, match=rf"^data\.{message}"):
         TextConfig("nowhere", **fields)
-
-
-def test_missing_things_are_named(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere, which does not exist"):
-        TextConfig(str(tmp_path / "nowhere")).build()
-    with pytest.raises(FileNotFoundError, match=r"absent\.json"):
-        TextConfig(folder, tokenizer=str(tmp_path / "absent.json")).build()
-    with pytest.raises(ValueError, match=r"tokens in the text is 300; expected at least 601"):
-        TextConfig(folder, batch_size=300, segment_length=2).build().source("train")

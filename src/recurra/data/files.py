@@ -69,8 +69,7 @@ class Cache:
             with saying_cache(self.folder):
                 with replacing(path) as file:
                     write(file)
-                header = _header(made_from, path.stat().st_size, file_sha256(path))
-                write_json(path.with_suffix(".json"), header, indent=1)
+                write_json(path.with_suffix(".json"), _header(path, made_from), indent=1)
         return path
 
 
@@ -103,14 +102,14 @@ def user_cache_folder() -> Path:
 def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
     try:
         header = read_json(path.with_suffix(".json"))
-        n_bytes = path.stat().st_size
         # The size first: checking it costs nothing and catches most bad entries.
-        return bool(header.get("bytes") == n_bytes and header == _header(made_from, n_bytes, file_sha256(path)))
+        return bool(header.get("bytes") == path.stat().st_size and header == _header(path, made_from))
     except (OSError, ValueError):
         return False
 
 
-def _header(made_from: Mapping[str, object], n_bytes: int, sha256: str) -> dict[str, object]:
+def _header(path: Path, made_from: Mapping[str, object]) -> dict[str, object]:
+    n_bytes, sha256 = path.stat().st_size, file_sha256(path)
     return {"format": _FORMAT, "made_from": dict(made_from), "bytes": n_bytes, "sha256": sha256}
 
 

@@ -290,8 +290,7 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
     for target, array in ((starts_path, documents), (path, tokens)):
         with replacing(target) as file:
             np.lib.format.write_array(file, array, version=(1, 0))
-    name = str(path.relative_to(what.out).as_posix())
-    entry = {"name": name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
+    entry = {"name": path.name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
     digests = {"digest": file_sha256(path), "documents_digest": file_sha256(starts_path)}
     made_from = {"from": unit.origin, "fingerprint": fingerprint}
     write_stamped(path.with_suffix(".json"), {**entry, **digests, "made": made_from})

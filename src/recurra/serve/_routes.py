@@ -27,7 +27,7 @@ from recurra.serve._service import (
     require_tokens,
 )
 from recurra.serve._sessions import CHECKPOINT_EVERY, Session
-from recurra.serve._store import WRITTEN
+from recurra.serve._store import WRITTEN, SessionInfo
 from recurra.serve._streaming import message, respond, unless_gone
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -52,17 +52,7 @@ async def _list_sessions(
 ) -> dict[str, Any]:
     """List sessions by name, those after `after`."""
     infos = await by.service.sessions.infos(by.owner, limit + 1, after)  # one more tells whether there are more
-    data = [
-        {
-            "id": info.name,
-            "object": "session",
-            "model": model,
-            "created": int(info.created),
-            "used": int(info.used),
-            "position": info.position,
-        }
-        for info, model in infos[:limit]
-    ]
+    data = [_info_json(info, model) for info, model in infos[:limit]]
     return {"object": "list", "data": data, "has_more": len(infos) > limit}
 
 
@@ -117,16 +107,15 @@ async def _rewind(client: fastapi.Request, session: _Named, body: RewindBody, by
 
 
 def _session_json(session: Session) -> dict[str, Any]:
-    return {
-        "id": session.name,
-        "object": "session",
-        "model": session.model.name,
-        "created": int(session.created),
-        "used": int(session.used),
-        "position": session.state.position,
-        "state_bytes": session.model.state_bytes,
-        "cache_bytes": session.model.cache_bytes_per_token * session.state.position,
-    }
+    model, position = session.model, session.state.position
+    info = SessionInfo(session.name, model.name, session.created, session.used, position)
+    sizes = {"state_bytes": model.state_bytes, "cache_bytes": model.cache_bytes_per_token * position}
+    return _info_json(info, model.name) | sizes
+
+
+def _info_json(info: SessionInfo, model: str | None) -> dict[str, Any]:
+    times = {"created": int(info.created), "used": int(info.used)}
+    return {"id": info.name, "object": "session", "model": model, **times, "position": info.position}
 
 
 @router.post("/{name}/feed", response_model=None)
