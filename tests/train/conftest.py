@@ -3,6 +3,8 @@
 That is: a carried state, dropout, tied weights, transition parameters.
 """
 
+import io
+import os
 import resource
 import signal
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from recurra.checks import require_layout
@@ -20,7 +23,7 @@ from recurra.data._text_batches import StreamSource
 from recurra.models.registry import DataSizes
 from recurra.models.shell import negative_log_likelihood
 from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
-from recurra.train.evaluate import evaluate
+from recurra.train.evaluate import EvaluationResult, evaluate
 from recurra.train.experiment import Experiment
 from recurra.train.loop import Trainer
 from recurra.train.run_folder import RunFolder
@@ -138,6 +141,33 @@ def trainer_in(
 def make_trainer(tmp_path: Path):
     """make_trainer(folder_name, scorer=..., **training), other sections as optimizer={...}, data={...} and so on"""
     return partial(trainer_in, tmp_path)
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=1000)
+
+
+def same_weights(one: Trainer, other: Trainer) -> bool:
+    ours, theirs = one.model.state_dict().values(), other.model.state_dict().values()
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def scorer(*losses: float):
+    """An evaluation that gives these losses, one after the other."""
+    left = iter(losses)
+    return lambda model, source: EvaluationResult(float(next(left)), 1.0, 1.0, 0.5, 10, 1.0, 10.0)
+
+
+def on_call(number: int, happens=lambda: os.kill(os.getpid(), signal.SIGTERM)):
+    """An evaluation during which something happens when it is called for the n-th time: the user ends the process."""
+    calls = iter(range(1, 1000))
+
+    def evaluation(model, source):
+        if next(calls) == number:
+            happens()
+        return evaluate(model, source)
+
+    return evaluation
 
 
 _UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)

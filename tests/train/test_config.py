@@ -2,14 +2,12 @@ from functools import partial
 
 import pytest
 
-from recurra.train.config import OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 
 IMPOSSIBLE = [
     (OptimizerConfig, "optimizer", "learning_rate", 0.0),
-    (OptimizerConfig, "optimizer", "learning_rate", -1.0),
     (OptimizerConfig, "optimizer", "learning_rate", float("nan")),
     (OptimizerConfig, "optimizer", "betas", (0.9, 1.0)),
-    (OptimizerConfig, "optimizer", "betas", (-0.1, 0.9)),
     (OptimizerConfig, "optimizer", "epsilon", 0.0),
     (OptimizerConfig, "optimizer", "weight_decay", -0.1),
     (OptimizerConfig, "optimizer", "transition_learning_rate", 0.0),
@@ -20,14 +18,13 @@ IMPOSSIBLE = [
     (partial(ScheduleConfig, shape="wsd"), "schedule", "decay_fraction", 0.0),
     (partial(ScheduleConfig, shape="wsd"), "schedule", "decay_fraction", 1.5),
     (TrainingConfig, "training", "epochs", 0),
-    (TrainingConfig, "training", "max_steps", 0),
     (TrainingConfig, "training", "accumulate", 0),
-    (TrainingConfig, "training", "threads", 0),
     (TrainingConfig, "training", "log_every", 0),
-    (TrainingConfig, "training", "eval_every", 0),
     (TrainingConfig, "training", "save_every", -3),
     (TrainingConfig, "training", "keep_checkpoints", 1),
     (TrainingConfig, "training", "seed", -1),
+    (TrainingConfig, "training", "change_penalty", -0.1),
+    (AveragingConfig, "averaging", "decay", 0.9),  # without a start
     (TrainingConfig, "training", "seed", 2**32),
 ]
 

@@ -4,23 +4,12 @@ import pytest
 
 from recurra.data.memory_horizon import MemoryHorizonConfig
 from recurra.data.text import TextConfig
-from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModelConfig
 from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformerConfig
-from recurra.models.registry import DataSizes
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.train.config import TrainingConfig
 from recurra.train.experiment import Experiment, differences, require_resumable, require_same_model, to_plain
 from recurra.train.task import experiment_name, experiment_names, find_experiment
-
-
-def test_the_datas_sizes_reach_the_model():
-    experiment = Experiment(
-        experiment="memory-horizon", data=MemoryHorizonConfig(n_samples=10, sequence_length=8, modulus=7)
-    )
-    config = experiment.build_model(experiment.build_data()).config
-    assert (config.vocab_size, config.output_size) == (6, 7)
-
 
 SMALL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8}
 
@@ -39,22 +28,11 @@ def segmented(kind: str, config: type, length: int, **options):
     return experiment.build_model(Sizes())
 
 
-def test_segments_and_vocabulary_are_the_datas():
-    model = segmented("text-crt", CompactRecurrentTransformerConfig, 5, memory="ncgru")
-    assert type(model) is CompactRecurrentTransformer
-    assert (model.config.vocab_size, model.config.segment_length, model.config.memory) == (13, 5, "ncgru")
-
-
 @pytest.mark.parametrize(("mem_len", "expected"), [(None, 5), (0, 0), (3, 3)])
 def test_a_memory_without_a_length_is_a_segment_long(mem_len, expected):
     model = segmented("text-transformer-xl", TransformerXLConfig, 5, mem_len=mem_len)
     assert type(model) is TransformerXL
     assert (model.config.segment_length, model.config.mem_len) == (5, expected)
-
-
-def test_a_model_of_segments_refuses_data_without_them():
-    with pytest.raises(ValueError, match="segment_length is None; expected data with segments"):
-        TransformerXLConfig().build(DataSizes(5, 5))
 
 
 @pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
@@ -67,14 +45,6 @@ def test_differences_name_keys_and_both_values():
     one = {"a": {"b": 1, "c": [2]}, "d": 3}
     other = {"a": {"b": 5, "c": [2]}, "e": 4}
     assert differences(one, other) == {"a.b": (1, 5), "d": (3, None), "e": (None, 4)}
-
-
-@pytest.mark.parametrize(
-    "change", [{"epochs": 7}, {"max_steps": 3}, {"threads": 1}, {"save_every": 5}, {"keep_checkpoints": 9}]
-)
-def test_how_long_a_run_goes_on_may_change(change):
-    experiment = Experiment(experiment="memory-horizon")
-    require_resumable(to_plain(experiment), replace(experiment, training=TrainingConfig(**change)))
 
 
 def test_the_corpora_of_a_mixture_may_move():

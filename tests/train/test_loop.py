@@ -1,17 +1,13 @@
-import io
 import json
-import os
 import signal
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from rich.console import Console
-from tests.train.conftest import trainer_in
+from tests.train.conftest import on_call, quiet, same_weights, trainer_in
 from torch.nn.functional import cross_entropy
 
 from recurra.data.batches import IGNORED_TARGET, Batch
-from recurra.train.checkpoint import CheckpointError
 from recurra.train.evaluate import evaluate
 from recurra.train.loop import Trainer, TrainingDiverged
 from recurra.train.metrics import _COLUMNS, read_metrics
@@ -25,10 +21,6 @@ class Scores(NamedTuple):
     accuracy: float
 
 
-def quiet() -> Console:
-    return Console(file=io.StringIO())
-
-
 def records(trainer: Trainer) -> list[list[Any]]:
     """What was logged, without what depends on the clock."""
     return [[row[name] for name in MEASURED] for row in read_metrics(trainer.folder.metrics)]
@@ -36,23 +28,6 @@ def records(trainer: Trainer) -> list[list[Any]]:
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-
-
-def same_weights(one: Trainer, other: Trainer) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
-
-
-class StopAfter:
-    """An evaluation that asks the process to end, as a user does, when it is called for the n-th time."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def __call__(self, model, source):
-        self.calls -= 1
-        if self.calls == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(model, source)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +50,7 @@ def uninterrupted(request, tmp_path_factory) -> tuple[Trainer, dict]:
 
 @pytest.mark.parametrize(
     ("uninterrupted", "stop_at"),
-    [*(("plain", step) for step in (1, 2, 3, 4, 6)), *(("averaged", step) for step in (2, 4, 5, 8))],
+    [*(("plain", step) for step in (1, 2, 4)), *(("averaged", step) for step in (4, 8))],
     indirect=["uninterrupted"],
 )
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, uninterrupted):
@@ -84,7 +59,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, s
     With an average, where it matters: before, at and after its first step, which is the fourth, and at the end.
     """
     whole, settings = uninterrupted
-    first = make_trainer("parts", scorer=StopAfter(stop_at), **settings)
+    first = make_trainer("parts", scorer=on_call(stop_at), **settings)
     assert first.fit(quiet()).received == signal.SIGTERM
     assert first.position.step == stop_at
     second = make_trainer("parts", **settings)
@@ -108,14 +83,6 @@ def test_resuming_an_older_checkpoint_rewrites_what_came_after_it(make_trainer):
     again.fit(quiet())
     assert records(again) == expected
     assert same_weights(again, whole)
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(make_trainer):
-    trainer = make_trainer(epochs=1)
-    trainer.resume("last")
-    assert trainer.position.step == 0
-    with pytest.raises(CheckpointError, match=r"checkpoint is previous, but .* has 0; expected"):
-        trainer.resume("previous")
 
 
 def test_other_settings_are_refused(make_trainer):
@@ -255,12 +222,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_good_checkpoints(
     with pytest.raises(TrainingDiverged, match=r"step 6: decay is .* not finite; .*optimizer\.learning_rate"):
         trainer.fit(quiet())
     assert [path.stem for path in trainer.checkpoints.steps()] == ["step-0000000002", "step-0000000004"]
-
-
-def test_a_validation_loss_that_is_not_finite_is_reported(make_trainer):
-    trainer = make_trainer(eval_every=1, scorer=lambda model, source: Scores(float("nan"), 0.0))
-    with pytest.raises(TrainingDiverged, match="step 1: the validation loss is nan"):
-        trainer.fit(quiet())
 
 
 def test_the_gradient_is_clipped_to_its_limit(make_trainer):

@@ -92,12 +92,6 @@ def test_an_update_minimises_the_objective_and_the_log_has_the_loss(make_trainer
     assert float(trainer.sums.loss) == pytest.approx(loss.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["activation_penalty", "change_penalty"])
-def test_negative_weights_are_refused(name):
-    with pytest.raises(ValueError, match=rf"training\.{name} is -0\.1; expected at least 0"):
-        TrainingConfig(**{name: -0.1})
-
-
 @pytest.mark.parametrize("counted", [0, 1, 15])
 def test_ranks_call_the_same_parts_however_many_targets_they_have(model, monkeypatch, counted):
     """FSDP gathers parameters at each call, on all ranks together: in training and in evaluation."""

@@ -106,12 +106,6 @@ def test_a_sharded_matrix_may_have_fewer_rows_than_there_are_ranks(eight_ranks, 
         assert not torch.equal(parameter.to_local(), before[: len(parameter.to_local())])
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 4)])
-def test_what_is_no_matrix_is_refused(shape):
-    with pytest.raises(ValueError, match=r"^a parameter to make orthogonal is .* expected a real matrix"):
-        Muon([{"params": [nn.Parameter(torch.zeros(shape))], "orthogonal": True}])
-
-
 def test_the_maps_between_hidden_channels_are_its_matrices():
     options = {"d_qk": 4, "d_v": 4, "n_heads": 4, "transition": "data"}
     model = LanguageModel(

@@ -16,17 +16,6 @@ def by_name(model: nn.Module, config: OptimizerConfig) -> dict[str, tuple[float,
     }
 
 
-def test_matrices_decay_and_vectors_do_not(toy_model):
-    rules = by_name(toy_model, OptimizerConfig(learning_rate=0.1, weight_decay=0.3))
-    assert rules == {
-        "embedding.weight": (0.1, 0.3),
-        "decay": (0.1, 0.0),
-        "norm.weight": (0.1, 0.0),
-        "norm.bias": (0.1, 0.0),
-        "head.bias": (0.1, 0.0),
-    }
-
-
 @pytest.mark.parametrize(("decay", "expected"), [(None, 0.0), (0.0, 0.0), (0.7, 0.7)])
 def test_the_transition_has_its_own_rates(toy_model, decay, expected):
     config = OptimizerConfig(learning_rate=0.1, transition_learning_rate=0.02, transition_weight_decay=decay)

@@ -6,7 +6,6 @@ import torch
 from recurra.train import config as optimizer_registry
 from recurra.train.config import OptimizerConfig, list_optimizers, register_optimizer
 from recurra.train.optimizer import build_optimizer
-from recurra.train.recipe import load_recipe, to_yaml
 
 
 def updates(config: OptimizerConfig, gradients: list[float]) -> list[float]:
@@ -37,13 +36,6 @@ def test_sgd_is_its_formula(nesterov):
     assert updates(config, [0.5, -2.0, 1.0]) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_options_reach_torch(toy_model):
-    adamw = build_optimizer(toy_model, OptimizerConfig(betas=(0.1, 0.2), epsilon=0.3)).defaults
-    assert (adamw["betas"], adamw["eps"]) == ((0.1, 0.2), 0.3)
-    sgd = build_optimizer(toy_model, OptimizerConfig(algorithm="sgd", momentum=0.4, nesterov=True)).defaults
-    assert (sgd["momentum"], sgd["nesterov"]) == (0.4, True)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "field", "value"),
     [
@@ -57,22 +49,6 @@ def test_the_options_reach_torch(toy_model):
 def test_an_option_of_another_algorithm_is_refused(algorithm, field, value):
     with pytest.raises(ValueError, match=rf"^optimizer\.{field} is .*; expected null when .* is {algorithm}"):
         OptimizerConfig(algorithm=algorithm, **{field: value})
-
-
-def test_a_recipe_chooses_and_its_complete_form_says_the_same(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "experiment: memory-horizon\n"
-        "optimizer: {algorithm: sgd, learning_rate: 0.005, weight_decay: 0.0001}\n"
-        "schedule: {shape: steps, steps: [11, 14]}\n"
-    )
-    experiment = load_recipe(recipe, ["--optimizer.nesterov", "true", "--schedule.steps", "[2, 3]"])
-    assert experiment.optimizer.options == {"momentum": 0.9, "nesterov": True}
-    assert experiment.schedule.steps == [2, 3]
-    recipe.write_text(to_yaml(experiment))
-    assert load_recipe(recipe) == experiment
-    with pytest.raises(ValueError, match=r"optimizer\.betas is .*; expected null when"):
-        load_recipe(recipe, ["--optimizer.betas", "[0.9, 0.99]"])
 
 
 def test_an_optimiser_of_ones_own_gets_its_groups_and_options(toy_model, monkeypatch):

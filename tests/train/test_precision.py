@@ -47,11 +47,6 @@ def test_a_cpu_is_asked_for_units_and_for_the_library_that_uses_them(monkeypatch
     assert has_native_bfloat16("cpu") is False
 
 
-def test_a_gpu_that_emulates_has_no_units(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert has_native_bfloat16("cuda") is False
-
-
 @pytest.mark.parametrize(("native", "chosen"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_auto_is_what_the_machine_has_units_for(machine, native, chosen):
     machine(native)

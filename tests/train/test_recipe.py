@@ -126,14 +126,6 @@ def test_unknown_keys_and_impossible_values_are_refused_by_name(recipe, text, ke
     assert hint in message
 
 
-def test_an_unknown_override_is_refused_with_the_keys_there_are(recipe):
-    with pytest.raises(
-        RecipeError,
-        match=r"data\.n_sample is an unknown key; expected one of .*data\.seed.*: did you mean data\.n_samples\?",
-    ):
-        load_recipe(recipe(), ["--data.n_sample", "3"])
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -52,12 +52,6 @@ def test_a_variant_is_loaded_like_any_recipe(family):
     assert "(type: int, default: 16)" in recipe_help(word)
 
 
-def test_an_error_names_file_variant_and_key(family):
-    word = f"{family(FAMILY.replace('n_heads', 'heads'))}#crt-two"
-    with pytest.raises(RecipeError, match=r"family\.yaml#crt-two: model\.heads is an unknown key"):
-        load_recipe(word)
-
-
 def test_an_unknown_variant_is_refused_with_the_nearest_names(family):
     with pytest.raises(RecipeError, match=r"is 'crt-tow'; expected one of plain-one, .*: did you mean crt-two"):
         _read_recipe(f"{family()}#crt-tow")

@@ -4,7 +4,7 @@ from safetensors.torch import save_file
 from tests.train.payloads import payload
 from torch import nn
 
-from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
+from recurra.train.checkpoint import _save_checkpoint
 from recurra.video._published import start_from
 from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
 from recurra.video.pi_vit import PIViT, PIViTConfig
@@ -48,15 +48,6 @@ def test_a_checkpoint_of_the_same_model_gives_its_logits(make, tmp_path):
     assert said == f"starts from {tmp_path / 'best.safetensors'}, step 7"
     both = torch.cat([clip(), -clip()], 1)
     torch.testing.assert_close(fresh(both)[0], trained(both)[0], rtol=0, atol=0)
-
-
-def test_averaged_weights_are_what_a_run_is_known_by(tmp_path):
-    trained, fresh = timesformer(1), timesformer(2)
-    saved(timesformer(3), tmp_path / "a.safetensors")
-    averaged = {"weights": trained.state_dict(), "n_averaged": 2}
-    _save_checkpoint(tmp_path / "b.safetensors", {**load_checkpoint(tmp_path / "a.safetensors"), "average": averaged})
-    start_from(fresh, str(tmp_path / "b.safetensors"))
-    torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=0, atol=0)
 
 
 def test_a_crvit_starts_with_the_timesformers_logits(tmp_path):

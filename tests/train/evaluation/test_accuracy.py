@@ -1,10 +1,7 @@
 import math
-from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recurra.data.batches import IGNORED_TARGET, Batch
 from recurra.train.evaluate import AroundResets, _accuracy_by_span, scaled_accuracy
@@ -20,18 +17,6 @@ def test_counts_and_accuracies_by_hand():
     assert result.accuracies[[0, 1, 2, 5]].tolist() == [1.0, 0.5, 0.0, 1.0]
     assert math.isnan(result.accuracies[3])
     assert result.overall == 4 / 6
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=200))
-def test_every_span_is_its_own_bin(positions):
-    spans = torch.tensor([span for span, _ in positions], dtype=torch.int64)
-    correct = torch.tensor([right for _, right in positions], dtype=torch.bool)
-    result = _accuracy_by_span(correct, spans)
-    n_bins = max(spans.tolist(), default=0) + 1
-    counts, n_correct = Counter(spans.tolist()), Counter(span for span, right in positions if right)
-    assert result.edges.tolist() == list(range(n_bins + 1))
-    assert result.counts.tolist() == [counts[span] for span in range(n_bins)]
-    assert result.n_correct.tolist() == [n_correct[span] for span in range(n_bins)]
 
 
 def test_counts_beyond_float32_stay_exact():
@@ -58,11 +43,3 @@ def test_positions_before_the_first_reset_and_from_it_on_are_counted_apart():
     assert around.scores == {"accuracy_before_resets": 4 / 6, "accuracy_after_resets": 3 / 7}
     around(Batch(inputs[:1], targets[:1], continues=False), targets[:1])
     assert around.scores == {"accuracy_before_resets": 6 / 8, "accuracy_after_resets": 6 / 10}
-
-
-def test_a_part_without_positions_has_no_score():
-    around = AroundResets(reset_token=5)
-    assert around.scores == {}
-    tokens = torch.tensor([[1, 2]])
-    around(Batch(tokens, tokens, continues=False), tokens)
-    assert around.scores == {"accuracy_before_resets": 1.0}

@@ -96,14 +96,6 @@ def test_the_state_is_carried_and_ignored_targets_do_not_count(model, stream, le
     assert result.tokens_per_second == pytest.approx(24 / result.seconds)
 
 
-def test_a_batch_that_does_not_continue_starts_from_nothing(model, stream):
-    whole = cut(stream, 6, 6)
-    apart = Batches(*(batch._replace(continues=False) for batch in whole.batches))
-    assert evaluate(model, apart).loss != evaluate(model, whole).loss
-    swapped = Batches(*apart.batches[::-1])
-    assert evaluate(model, swapped).loss == pytest.approx(evaluate(model, apart).loss, rel=1e-12)
-
-
 def test_modes_come_back_and_dropout_is_off(model, stream):
     model.head.eval()
     first, second = (evaluate(model, cut(stream, 12)).loss for _ in range(2))

@@ -1,6 +1,5 @@
 from typing import NamedTuple
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -43,12 +42,6 @@ def test_the_state_is_carried_and_the_last_frame_repeated():
     assert model.training
 
 
-@pytest.mark.parametrize("n", [1, 3, 6])
-def test_whole_segments_repeat_nothing(n):
-    said = list(_classify_stream(Sums(), stream(n), n_frames=3, frame_seconds=0.5))
-    assert [s.n_repeated for s in said] == {1: [2], 3: [0], 6: [0, 0]}[n]
-
-
 def test_it_says_what_it_knows_before_it_reads_on():
     read = []
 
@@ -62,8 +55,3 @@ def test_it_says_what_it_knows_before_it_reads_on():
     assert len(read) == 2
     next(said)
     assert len(read) == 4
-
-
-def test_no_frames_are_an_error():
-    with pytest.raises(ValueError, match="frames is empty; expected at least one"):
-        list(_classify_stream(Sums(), [], n_frames=2, frame_seconds=0.5))

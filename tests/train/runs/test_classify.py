@@ -63,8 +63,3 @@ def test_a_long_stream_keeps_a_bounded_number_of_frames(there, tmp_path):
     assert len(sheet.segments.items) == len(predictions) <= _MAX_SEGMENTS
     assert sheet.draw(tmp_path, "sheet") == tmp_path / "sheet.png"
     assert (tmp_path / "sheet.png").stat().st_size > 1000
-
-
-def test_other_runs_are_refused(there):
-    with pytest.raises(ValueError, match="runs/text, a run of text; expected one over videos"):
-        next(classify_video(open_run("runs/text"), "videos/videos/000000.mp4"))

@@ -20,11 +20,6 @@ training: {{epochs: 1, log_every: 5, tensorboard: false, accelerator: cpu, threa
 """
 TRANSFORMER_XL = "experiment: text-transformer-xl" + COMMON
 CRT = "experiment: text-crt" + COMMON
-FAMILY = f"""
-common: {{experiment: text-crt, data: {{path: nowhere, segment_length: 5}}, model: {json.dumps(MODEL)}}}
-axes:
-  model: {{crt-gru: {{}}, crt-ncgru: {{model: {{memory: ncgru, position: rnn-ncgru}}}}}}
-"""
 HORIZON = """
 experiment: memory-horizon
 data: {n_samples: 20, sequence_length: 9, batch_size: 2, resets_per_sample: 2, modulus: 7}
@@ -64,15 +59,6 @@ def test_numbers_are_those_of_the_recipes_models(tmp_path):
             assert row.published == (2 * (28 * 5 * 64 + 12 * 25 * 8 + 6 * 25), 2 * (640 + 48))
 
 
-def test_variants_of_a_family_are_called_as_they_were_named(tmp_path):
-    family = written(tmp_path / "family.yaml", FAMILY)
-    rows = [cost_of(f"{family}#{variant}", vocabulary=23) for variant in ("crt-ncgru", "crt-gru")]
-    assert [(row.name, row.kind) for row in rows] == [
-        (f"{family}#crt-ncgru", "CRT-NCGRU"),
-        (f"{family}#crt-gru", "CRT-GRU"),
-    ]
-
-
 def test_the_vocabulary_is_the_corpuss_if_none_is_given(tmp_path, corpus):
     recipe, moved = written(tmp_path / "crt.yaml", CRT), ["--data.path", str(corpus)]
     assert cost_of(recipe, moved).measured.vocabulary_flops == 2 * 5 * 8 * N_WORDS
@@ -101,13 +87,6 @@ def test_a_model_without_a_formula_is_counted_alone(tmp_path):
 def test_what_cannot_be_counted_is_refused(tmp_path, recipe, overrides, vocabulary, message):
     with pytest.raises((ValueError, OSError), match=message):
         cost_of(written(tmp_path / "recipe.yaml", recipe), overrides, vocabulary=vocabulary)
-
-
-def test_a_video_model_is_refused_before_its_videos_are_made(tmp_path):
-    recipe = f"{{experiment: motions-timesformer, data: {{path: {tmp_path}/videos, n_videos: 20}}}}"
-    with pytest.raises(ValueError, match="experiment is motions-timesformer; expected one over text"):
-        cost_of(written(tmp_path / "recipe.yaml", recipe))
-    assert not (tmp_path / "videos").exists()
 
 
 # --- runs ---

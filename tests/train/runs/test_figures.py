@@ -1,6 +1,5 @@
 """The figures of runs."""
 
-import math
 import shutil
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from recurra.train.checkpoint import CheckpointError
 from recurra.train.figures import _curve_rows, draw_runs, gates_of
-from recurra.train.metrics import JsonLog
 from recurra.train.run import open_run
 
 
@@ -45,15 +43,6 @@ def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_
     assert float(rows[-1]["valid_perplexity"]) > 1
 
 
-def test_curves_with_a_loss_whose_perplexity_overflows_are_drawn(copies, tmp_path):
-    run = open_run(copies["text"])
-    log = JsonLog(run.folder.metrics, last_step=2)
-    log.write({"step": 3, "epoch": 1, "tokens": 30, "seconds": 1.0, "valid_loss": 800.0})
-    log.close()
-    assert [row["valid_perplexity"] for row in _curve_rows(run)][-1] == math.inf
-    assert draw_runs([run], tmp_path / "all")
-
-
 def test_scores_of_another_checkpoint_are_not_drawn(copies):
     scores = '"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}'
     file = copies["video"] / "eval-test.json"
@@ -75,11 +64,6 @@ def test_nothing_is_drawn_if_one_of_the_runs_cannot_be_read(copies):
     with pytest.raises(CheckpointError):
         draw_runs([open_run(copies["horizon"]), open_run(copies["text"])])
     assert figures(copies) == []
-
-
-def test_runs_of_the_same_name_are_refused(there, copies):
-    with pytest.raises(ValueError, match="several with the names text, text; expected folders with different names"):
-        draw_runs([open_run("runs/text"), open_run(copies["text"])])
 
 
 def test_a_run_with_no_record_yet_is_drawn_without_curves(copies, tmp_path):

@@ -10,7 +10,6 @@ import torch
 import recurra
 from recurra.data.text import TextConfig
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, scored_weights
-from recurra.train.recipe import RecipeError
 from recurra.train.run import Run, open_run, score_run
 
 LAZY = {"_loaded", "tokenizer", "class_names", "data", "scores", "changes"}
@@ -132,17 +131,3 @@ def test_scores_are_those_in_the_folder(there, tmp_path):
         (copy / "eval-valid.json").write_text(damaged)
         with pytest.raises(ValueError, match=r"the file of scores .*eval-valid.json is .*; expected a JSON object"):
             _ = open_run(copy).scores
-
-
-def test_what_a_kind_of_run_does_not_have_is_refused(there):
-    with pytest.raises(ValueError, match="runs/horizon, a run of memory-horizon; expected one over text"):
-        _ = open_run("runs/horizon").tokenizer
-    with pytest.raises(ValueError, match="runs/text, a run of text; expected one over videos"):
-        _ = open_run("runs/text").class_names
-
-
-def test_a_folder_without_a_run_and_impossible_overrides_are_refused_at_once(there, tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
-        open_run(tmp_path)
-    with pytest.raises(RecipeError, match=r"data.segment is an unknown key.*data.segment_length"):
-        open_run("runs/text", overrides=["--data.segment", "3"])

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.train.runs.conftest import RECIPES
@@ -10,7 +9,6 @@ from tests.train.runs.conftest import RECIPES
 from recurra.data.text import TextConfig
 from recurra.train._start import default_run_folder, resume_run, start_run
 from recurra.train.recipe import find_recipe, read_family, recipe_names
-from recurra.video.task import VideoTask
 
 
 def test_no_two_recipes_share_a_default_folder():
@@ -86,11 +84,6 @@ def test_a_run_does_not_resume_with_other_classes(there, tmp_path):
     with pytest.raises(ValueError, match=r"videos of other classes; expected those in .*classes.txt"):
         resume_run(run)
     assert (run / "classes.txt").read_text().splitlines() == names[::-1]
-
-
-def test_a_class_whose_name_is_no_line_is_refused():
-    with pytest.raises(ValueError, match=r"name of a class is 'a\\nb'; expected letters, and no control characters"):
-        VideoTask().check_extras(SimpleNamespace(class_names=("c", "a\nb")))
 
 
 def test_a_run_without_checkpoints_resumes_with_its_own_settings(recipe, tmp_path):

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from recurra.train.experiment import Experiment
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import find_task
 
@@ -68,9 +67,3 @@ def test_what_a_task_has_not_is_refused_with_the_run(tmp_path, name, ask, wanted
     run = SimpleNamespace(folder=RunFolder(tmp_path), experiment=SimpleNamespace(experiment=name))
     with pytest.raises(ValueError, match=rf"run is {tmp_path}, a run of {name}; expected {wanted}"):
         ask(task, run)
-
-
-def test_an_unknown_task_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"unknown task 'texts'; there are: induction, memory-horizon, motions"):
-        find_task("texts")
-    assert Experiment(experiment="recall").task is find_task("recall")
