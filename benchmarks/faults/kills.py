@@ -11,9 +11,9 @@ from random import Random
 
 from benchmarks.faults.kinds import RECIPE
 from benchmarks.faults.outcomes import same
-from recurra.train._start import resume_run, start_run
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder
 from recurra.train.metrics import read_metrics
+from recurra.train.run import resume_run, start_run
 from recurra.train.run_folder import RunFolder
 
 TEXT = """

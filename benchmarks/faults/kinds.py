@@ -21,12 +21,11 @@ from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.streams.stream import Stream
-from recurra.train._start import resume_run, start_run
 from recurra.train.checkpoint import load_checkpoint
 from recurra.train.experiment import to_plain
 from recurra.train.metrics import JsonLog, read_metrics
 from recurra.train.recipe import load_recipe, read_family
-from recurra.train.run import read_scores, write_scores
+from recurra.train.run import read_scores, resume_run, start_run, write_scores
 from recurra.train.run_folder import RunFolder
 from recurra.video.layouts import VIDEO_LAYOUTS
 from recurra.video.reader import VideoFile

@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from recurra.cli import main as recurra
-from recurra.train import _start as start
+from recurra.train import run as start
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder
 from recurra.train.metrics import read_metrics
 

@@ -3,9 +3,9 @@
 import pytest
 
 from recurra.cli import main, sweep
-from recurra.train._start import start_run
 from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe
+from recurra.train.run import start_run
 
 
 @pytest.fixture

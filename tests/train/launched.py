@@ -9,7 +9,7 @@ from tests.processes import Ended, Program
 
 PROGRAM = """
 import json, os, signal, sys
-import recurra.cli.train, recurra.train._start
+import recurra.cli.train, recurra.train.run
 import torch.distributed.fsdp, torch.distributed.checkpoint, lightning_fabric.strategies, torch.distributed.tensor
 from recurra.cli import main
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -1,5 +1,3 @@
-import io
-
 import pytest
 import torch
 from tests.train.conftest import quiet
@@ -30,23 +28,6 @@ def test_the_average_is_of_the_weights_after_every_update_from_the_start(start, 
     run(average, model, 1, 7)
     torch.testing.assert_close(average.model.weight, torch.full((2, 2), mean))
     assert torch.equal(model.weight, torch.full((2, 2), 7.0))
-
-
-@pytest.mark.parametrize("decay", [None, 0.75])
-def test_it_goes_on_from_what_was_saved(decay):
-    config = AveragingConfig(start_step=2, decay=decay)
-    model = nn.Linear(2, 2)
-    whole, first, second = (WeightAverage(model, config) for _ in range(3))
-    run(whole, model, 1, 9)
-    run(first, model, 1, 4)
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second.load_state_dict(torch.load(file, weights_only=True))
-    run(second, model, 5, 9)
-    assert torch.equal(second.model.weight, whole.model.weight)
-    second.load_state_dict(None)
-    assert second.model is model
 
 
 def test_tied_weights_stay_tied_and_orthogonal_ones_orthogonal():

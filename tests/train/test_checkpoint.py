@@ -1,5 +1,4 @@
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from recurra.train.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     _save_checkpoint,
-    is_checkpoint_file,
     join_tensors,
     load_checkpoint,
     load_weights,
@@ -52,7 +50,7 @@ def test_what_was_saved_is_loaded(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_a_flipped_bit_is_refused_or_harmless(tmp_path, written, data):
     place = data.draw(st.integers(0, len(written) - 1))
@@ -79,15 +77,9 @@ def write_content(path, content):
     ("write", "reason"),
     [
         (lambda path: path.write_text("hello"), "damaged or no safetensors file"),
-        (lambda path: path.write_bytes(pickle.dumps({"model": 1})), "damaged or no safetensors file"),
         (lambda path: save_file({"model": torch.ones(2)}, path), "is another kind of file; expected a checkpoint"),
         (lambda path: save_file({}, path, {"recurra": "{}"}), "its content does not match its digest"),
-        (lambda path: save_file({}, path, {"recurra": "["}), "not readable as JSON"),
-        (
-            lambda path: write_content(path, {"format": "recurra model 2"}),
-            "format of .* is 'recurra model 2'",
-        ),
-        (lambda path: write_content(path, [1]), "is without a part of a checkpoint"),
+        (lambda path: write_content(path, {"format": "recurra model 2"}), "format of .* is 'recurra model 2'"),
         (lambda path: write_content(path, {"<items>": 3}), "is without a part of a checkpoint"),
         (lambda path: write_content(path, {"model": {"<tensor>": "w"}}), r"without a part of a checkpoint \('w'\)"),
         (lambda path: None, "which does not exist"),
@@ -102,15 +94,9 @@ def test_foreign_files_are_refused_by_name(tmp_path, write, reason):
 
 
 def test_another_architecture_is_refused_with_the_names_that_differ():
-    saved = {"model": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict()}
-    model = nn.Sequential(nn.Linear(3, 5))
-    before = model[0].weight.detach().clone()
-    with pytest.raises(CheckpointError) as raised:
-        load_weights(model, saved["model"], Path("a.safetensors"))
-    assert "a.safetensors is a checkpoint of another model" in str(raised.value)
-    assert "0.bias (4,), here (5,)" in str(raised.value)
-    assert "1.bias (2,), here missing and 1 more" in str(raised.value)
-    assert torch.equal(model[0].weight, before)
+    saved = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict()
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is a checkpoint .*0\.bias \(4,\), here \(5,\)"):
+        load_weights(nn.Sequential(nn.Linear(3, 5)), saved, Path("a.safetensors"))
 
 
 def test_the_newest_are_kept_and_the_best_stays(tmp_path):
@@ -131,8 +117,8 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [{1}, torch.float32, Path("a"), {(1, 2): 3}, [{"inside": object()}]],
-    ids=["a set", "a type", "a path", "a tuple as a key", "an object inside"],
+    [{(1, 2): 3}, [{"inside": object()}]],
+    ids=["a tuple as a key", "an object inside"],
 )
 def test_what_could_not_be_read_back_is_not_written(tmp_path, value):
     with pytest.raises(
@@ -208,11 +194,3 @@ def test_tied_tensors_are_one_even_where_a_rank_has_no_rows_of_them():
     assert back["list"][1] == 5
     _, tensors = split_tensors({"model": {"first": torch.empty(0), "second": torch.empty(0)}}, Path("a"))
     assert list(tensors) == ["model.first", "model.second"]
-
-
-def test_other_weights_are_no_checkpoint(tmp_path, written):
-    (tmp_path / "a.safetensors").write_bytes(written)
-    save_file({"a": torch.ones(2)}, tmp_path / "b.safetensors", {"recurra": "{}"})
-    (tmp_path / "c.safetensors").write_text("hello")
-    (tmp_path / "a.bin").write_bytes(written)
-    assert [path.name for path in sorted(tmp_path.iterdir()) if is_checkpoint_file(path)] == ["a.safetensors"]

@@ -5,46 +5,9 @@ import pytest
 from recurra.data.memory_horizon import MemoryHorizonConfig
 from recurra.data.text import TextConfig
 from recurra.models.language_model import LanguageModelConfig
-from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformerConfig
-from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.train.config import TrainingConfig
-from recurra.train.experiment import Experiment, differences, require_resumable, require_same_model, to_plain
+from recurra.train.experiment import Experiment, require_resumable, require_same_model, to_plain
 from recurra.train.task import experiment_name, experiment_names, find_experiment
-
-SMALL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8}
-
-
-def segmented(kind: str, config: type, length: int, **options):
-    """The model of an experiment over text in segments."""
-    data = TextConfig(path="somewhere", segment_length=length)
-    experiment = Experiment(experiment=kind, data=data, model=config(**SMALL, **options))
-
-    class Sizes:
-        vocab_size = output_size = 13
-
-        def source(self, split):
-            raise NotImplementedError
-
-    return experiment.build_model(Sizes())
-
-
-@pytest.mark.parametrize(("mem_len", "expected"), [(None, 5), (0, 0), (3, 3)])
-def test_a_memory_without_a_length_is_a_segment_long(mem_len, expected):
-    model = segmented("text-transformer-xl", TransformerXLConfig, 5, mem_len=mem_len)
-    assert type(model) is TransformerXL
-    assert (model.config.segment_length, model.config.mem_len) == (5, expected)
-
-
-@pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
-def test_cutoffs_that_do_not_fit_the_datas_vocabulary_are_refused(cutoffs):
-    with pytest.raises(ValueError, match=r"cutoffs is .* expected increasing numbers from 1 to 12"):
-        segmented("text-transformer-xl", TransformerXLConfig, 5, cutoffs=cutoffs)
-
-
-def test_differences_name_keys_and_both_values():
-    one = {"a": {"b": 1, "c": [2]}, "d": 3}
-    other = {"a": {"b": 5, "c": [2]}, "e": 4}
-    assert differences(one, other) == {"a.b": (1, 5), "d": (3, None), "e": (None, 4)}
 
 
 def test_the_corpora_of_a_mixture_may_move():
@@ -79,22 +42,7 @@ def test_a_model_is_compared_by_what_it_computes():
 
 
 def test_experiments_are_named_by_their_task_and_model():
-    assert experiment_names() == [
-        "induction",
-        "memory-horizon",
-        "motions-crvit",
-        "motions-timesformer",
-        "recall",
-        "state-tracking",
-        "text",
-        "text-block-recurrent-transformer",
-        "text-crt",
-        "text-rmt",
-        "text-transformer-xl",
-        "video-crvit",
-        "video-pi-vit",
-        "video-timesformer",
-    ]
+    assert {"memory-horizon", "motions-crvit", "recall", "text", "text-crt", "video-pi-vit"} <= {*experiment_names()}
     for name in experiment_names():
         assert experiment_name(*find_experiment(name)) == name
     with pytest.raises(ValueError, match=r"experiment is 'text-lstm'; expected one of induction, memory-horizon"):
@@ -106,13 +54,3 @@ def test_sections_of_another_experiment_are_refused():
         Experiment(experiment="text", data=MemoryHorizonConfig())
     with pytest.raises(TypeError, match="model is a LanguageModelConfig; expected a RecurrentMemoryTransformerConfig"):
         Experiment(experiment="text-rmt", data=TextConfig(path="somewhere"), model=LanguageModelConfig())
-
-
-def test_a_missing_model_has_its_defaults_and_missing_data_too_if_they_can():
-    experiment = Experiment(experiment="text-rmt", data=TextConfig(path="somewhere"))
-    assert experiment.model == RecurrentMemoryTransformerConfig()
-    assert experiment != Experiment(experiment="text-crt", data=TextConfig(path="somewhere"))
-    model = segmented("text-rmt", RecurrentMemoryTransformerConfig, 5, n_memory=3)
-    assert (model.config.vocab_size, model.config.segment_length, model.config.n_memory) == (13, 5, 3)
-    with pytest.raises(TypeError, match="path"):
-        Experiment(experiment="text-rmt")

@@ -10,9 +10,8 @@ from recurra.convert.portable import PortableModel, save_single_file
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
-from recurra.train._start import start_language_model
 from recurra.train.formats import _save_run
-from recurra.train.recipe import load_recipe
+from recurra.train.tasks.text import start_language_model
 
 WORDS = Vocabulary.from_text(["a cat and a dog\n"])
 CONFIG = LanguageModelConfig(len(WORDS), len(WORDS), n_layer=2, d_model=8, d_channel_mixing=8, mixer=["s5", "min-gru"])
@@ -60,23 +59,12 @@ def test_models_of_another_shape_are_refused(trained, tmp_path):
         ValueError, match=r"a model with n_layer 2, not 1; mixer \['s5', 'min-gru'\], not \['s5'\]; exp"
     ):
         start_language_model(fresh(replace(CONFIG, n_layer=1, mixer=["s5"])), file)
-    with pytest.raises(
-        ValueError, match=r"a model with vocab_size 6, not 7; output_size 6, not 7; expected one of the"
-    ):
-        start_language_model(fresh(replace(CONFIG, vocab_size=7, output_size=7)), file)
     other = TransformerXL(TransformerXLConfig(vocab_size=6, n_layer=2, d_model=8, n_heads=2, segment_length=4))
     with pytest.raises(ValueError, match=r"a model with d_channel_mixing 8, not 2100; .* expected one of"):
         start_language_model(other, str(tmp_path / "run"))
 
 
-def test_what_has_no_weights_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="which does not exist; expected the folder of a run, a checkpoint"):
-        start_language_model(fresh(), str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match=r"which is none of these; expected the folder of a run, a checkpoint"):
-        start_language_model(fresh(), str(tmp_path))
-
-
-@pytest.mark.parametrize("place", ["model.safetensors", "run", "run/checkpoints/best.safetensors"])
+@pytest.mark.parametrize("place", ["model.safetensors", "run"])
 def test_a_vocabulary_of_the_same_size_is_another(trained, tmp_path, place):
     model, file = fresh(), str(tmp_path / place)
     assert start_language_model(model, file, WORDS)
@@ -89,27 +77,10 @@ def test_a_vocabulary_of_the_same_size_is_another(trained, tmp_path, place):
         assert start_language_model(model, file, other)
 
 
-def test_an_experiment_loads_them(trained, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"""
-experiment: text
-data: {{path: corpus}}
-model: {{n_layer: 2, d_model: 8, d_channel_mixing: 8, mixer: [s5, min-gru]}}
-init_from: {tmp_path / "run"}
-""")
-    experiment = load_recipe(recipe)
-    model = fresh()
-    assert experiment.load_initial_weights(model).startswith("starts from")
-    assert equal(model, trained)
-    assert load_recipe(recipe, ["--init_from", "null"]).load_initial_weights(model) == ""
-
-
-@pytest.mark.parametrize("mixer", ["rotary-attention", ["s5", "rotary-attention"]])
-def test_dropouts_of_mixers_may_differ(tmp_path, mixer):
+def test_dropouts_of_mixers_may_differ(tmp_path):
     def config(**options):
-        all_options = {"n_heads": 2, **options}
-        named = all_options if isinstance(mixer, str) else {"rotary-attention": all_options}
-        return replace(CONFIG, mixer=mixer, mixer_options=named)
+        named = {"rotary-attention": {"n_heads": 2, **options}}
+        return replace(CONFIG, mixer=["s5", "rotary-attention"], mixer_options=named)
 
     trained = fresh(config())
     save_single_file(PortableModel(trained, WORDS), tmp_path / "model.safetensors")

@@ -7,7 +7,7 @@ import torch
 from tests.train.conftest import VOCABULARY, quiet
 
 from recurra.data.batches import Batch
-from recurra.train._distributed import Ranks
+from recurra.train._process import Ranks
 from recurra.train.evaluate import evaluate
 from recurra.train.loop import Trainer
 from recurra.train.losses import Levels
@@ -57,10 +57,6 @@ def test_a_level_ends_with_an_epoch_below_its_loss():
 class OneOfTwo(Ranks):
     """A rank beside another one, whose ten targets have a loss of 0.8."""
 
-    @property
-    def several(self) -> bool:
-        return True
-
     def total(self, loss: float, n_targets: int, n_tokens: int) -> list[float]:
         return [loss + 8.0, n_targets + 10, n_tokens]
 
@@ -69,17 +65,8 @@ def test_the_mean_is_over_all_ranks():
     for loss, level in ((0.1, 1), (0.3, 0)):
         levels = Levels(Counting(0.5), "cpu")
         levels.add(torch.tensor(10 * loss), 10)
-        levels.end_epoch(OneOfTwo())
+        levels.end_epoch(OneOfTwo(count=2))
         assert levels.source.level == level
-
-
-def test_half_an_epoch_is_saved():
-    first, second = (Levels(Counting(0.5), "cpu") for _ in range(2))
-    first.add(torch.tensor(10.0), 10)
-    second.load_state_dict(first.state_dict(Ranks()), Ranks())
-    second.add(torch.tensor(2.0), 10)
-    second.end_epoch(Ranks())
-    assert second.source.level == 0  # 0.6 in the mean; the second half alone is below
 
 
 class CountingData:

@@ -71,27 +71,6 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, s
     assert same_weights(second, whole)
 
 
-def test_resuming_an_older_checkpoint_rewrites_what_came_after_it(make_trainer):
-    settings = {"epochs": 1, "save_every": 3, "keep_checkpoints": 3}
-    whole = make_trainer("one", **settings)
-    whole.fit(quiet())
-    expected = records(whole)
-    again = make_trainer("one", **settings)
-    again.resume("previous")
-    assert again.position.step == 6
-    assert len(again.checkpoints.steps()) == 2
-    again.fit(quiet())
-    assert records(again) == expected
-    assert same_weights(again, whole)
-
-
-def test_other_settings_are_refused(make_trainer):
-    make_trainer(epochs=1).fit(quiet())
-    other = make_trainer(epochs=1, optimizer={"learning_rate": 0.1})
-    with pytest.raises(ValueError, match=r"optimizer.learning_rate \(was 0.03, now 0.1\)"):
-        other.resume("last")
-
-
 def test_accumulated_batches_weigh_every_target_the_same(make_trainer):
     """Two batches, one with most of its targets ignored, make the gradient of one batch that holds both."""
     trainer = make_trainer(accumulate=2)
@@ -245,17 +224,6 @@ def test_bfloat16_keeps_weights_states_and_losses_in_float32(make_trainer):
     bf16, float32 = (float(records(one)[0][MEASURED.index("train_loss")]) for one in (trainer, plain))
     assert bf16 == pytest.approx(float32, rel=0.02)
     assert bf16 != float32
-
-
-def test_threads_and_determinism_are_set(make_trainer):
-    threads = torch.get_num_threads()
-    try:
-        make_trainer(threads=1, deterministic=True)
-        assert torch.get_num_threads() == 1
-        assert torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(False)
 
 
 def test_a_run_leaves_a_complete_folder(make_trainer):

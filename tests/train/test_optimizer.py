@@ -1,9 +1,22 @@
+"""Optimisers: which parameters have which rates, which is built, Muon and SOAP."""
+
+import copy
+import signal
+from importlib.util import find_spec
+
 import pytest
 import torch
+import torch.distributed as dist
+from tests.train.conftest import on_call, quiet, same_weights
+from tests.train.test_loop import records
 from torch import nn
+from torch.optim import AdamW
 
-from recurra.train.config import OptimizerConfig
-from recurra.train.optimizer import parameter_groups
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train import config as optimizer_registry
+from recurra.train._muon import Muon, _orthogonalise, matrix_ids
+from recurra.train.config import OptimizerConfig, _soap, list_optimizers, register_optimizer
+from recurra.train.optimizer import build_optimizer, parameter_groups
 
 
 def by_name(model: nn.Module, config: OptimizerConfig) -> dict[str, tuple[float, float]]:
@@ -54,14 +67,220 @@ def test_a_pattern_that_fits_no_parameter_is_refused(toy_model):
         parameter_groups(toy_model, OptimizerConfig(parameter_learning_rates={"embeddings": 0.5}))
 
 
-def test_a_transition_parameter_of_another_model_is_refused(toy_model):
-    toy_model.transition_parameters = lambda: {nn.Parameter(torch.zeros(3))}
-    with pytest.raises(ValueError, match=r"ToyModel\.transition_parameters\(\) is a list with 1 tensor"):
-        parameter_groups(toy_model, OptimizerConfig())
+def updates(config: OptimizerConfig, gradients: list[float]) -> list[float]:
+    """A single weight, from 1, under these gradients."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    torch.nn.init.ones_(model.weight)
+    optimizer = build_optimizer(model, config)
+    weights = []
+    for gradient in gradients:
+        model.weight.grad = torch.full_like(model.weight, gradient)
+        optimizer.step()
+        weights.append(model.weight.item())
+    return weights
 
 
-@pytest.mark.parametrize("name", ["transition_learning_rate", "transition_weight_decay"])
-def test_settings_for_parameters_that_a_model_does_not_have_are_refused(name):
-    message = f"optimizer.{name} is 0.5, for a model without parameters that make a state transition; expected null"
-    with pytest.raises(ValueError, match=message):
-        parameter_groups(nn.Linear(2, 3), OptimizerConfig(**{name: 0.5}))
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_is_its_formula(nesterov):
+    rate, momentum, decay = 0.1, 0.7, 0.05
+    config = OptimizerConfig(
+        algorithm="sgd", learning_rate=rate, momentum=momentum, nesterov=nesterov, weight_decay=decay
+    )
+    weight, velocity, expected = 1.0, None, []
+    for gradient in (0.5, -2.0, 1.0):
+        penalised = gradient + decay * weight
+        velocity = penalised if velocity is None else momentum * velocity + penalised
+        weight -= rate * (penalised + momentum * velocity if nesterov else velocity)
+        expected.append(weight)
+    assert updates(config, [0.5, -2.0, 1.0]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "field", "value"),
+    [
+        ("adamw", "momentum", 0.9),
+        ("sgd", "betas", (0.9, 0.9)),
+        ("adamw", "matrix_learning_rate", 0.1),
+    ],
+)
+def test_an_option_of_another_algorithm_is_refused(algorithm, field, value):
+    with pytest.raises(ValueError, match=rf"^optimizer\.{field} is .*; expected null when .* is {algorithm}"):
+        OptimizerConfig(algorithm=algorithm, **{field: value})
+
+
+def test_an_optimiser_of_ones_own_gets_its_groups_and_options(toy_model, monkeypatch):
+    class Signs(torch.optim.Optimizer):
+        def __init__(self, groups, lr, scale=1.0):
+            super().__init__(groups, {"lr": lr, "scale": scale})
+
+    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
+    assert register_optimizer("signs")(Signs) is Signs
+    assert "signs" in list_optimizers()
+    config = OptimizerConfig(algorithm="signs", learning_rate=0.3, weight_decay=0.2, own_options={"scale": 2.0})
+    built = build_optimizer(toy_model, config)
+    assert type(built) is Signs
+    assert {group["lr"] for group in built.param_groups} == {0.3}
+    assert {group["scale"] for group in built.param_groups} == {2.0}
+    assert {group["weight_decay"] for group in built.param_groups} == {0.0, 0.2}
+    with pytest.raises(ValueError, match=r"expected null when optimizer\.algorithm is signs"):
+        OptimizerConfig(algorithm="signs", momentum=0.5)
+    with pytest.raises(ValueError, match="optimizer 'adamw' is registered already"):
+        register_optimizer("adamw")(Signs)
+
+
+# --- Muon ---
+
+
+def gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def train(model: nn.Module, optimizers: list, steps: range) -> nn.Module:
+    for step in steps:
+        gradients(model, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    return model
+
+
+def groups(model: nn.Module, **options) -> list[dict]:
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    return [{"params": vectors, "orthogonal": False}, {"params": matrices, "orthogonal": True, **options}]
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    """Two matrices alike, one tall and one wide."""
+    return nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 12), nn.Linear(12, 5))
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (3, 11), (11, 3), (1, 4)])
+def test_singular_values_come_near_one_and_singular_vectors_stay(shape):
+    matrices = torch.randn(2, *shape, dtype=torch.float64)
+    u, before, v = torch.linalg.svd(matrices, full_matrices=False)
+    after = u.mT @ _orthogonalise(matrices) @ v.mT
+    values = torch.diagonal(after, dim1=1, dim2=2)
+    torch.testing.assert_close(after, torch.diag_embed(values), rtol=0, atol=1e-9)
+    large = before > 0.05 * before.norm(dim=1, keepdim=True)
+    assert ((values[large] > 0.6) & (values[large] < 1.3)).all()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon is of torch 2.9")
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_matrices_are_updated_as_by_torch(network, nesterov, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())  # torch's is in bfloat16 everywhere
+    options = {"lr": 0.03, "weight_decay": 0.2, "momentum": 0.8, "nesterov": nesterov}
+    theirs = copy.deepcopy(network).double()
+    matrices = [p for p in theirs.parameters() if p.ndim == 2]
+    vectors = [p for p in theirs.parameters() if p.ndim == 1]
+    train(theirs, [torch.optim.Muon(matrices, **options), AdamW(vectors, lr=0.1)], range(4))
+    network.double()
+    own = [{"params": [p for p in network.parameters() if p.ndim == 1], "orthogonal": False, "lr": 0.1}]
+    own[0] |= {"weight_decay": 0.01, "betas": (0.9, 0.999)}
+    own += [{"params": [p for p in network.parameters() if p.ndim == 2], "orthogonal": True}]
+    train(network, [Muon(own, **options)], range(4))
+    for mine, other in zip(network.parameters(), theirs.parameters()):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loaded_state_continues_bit_for_bit(network):
+    whole = copy.deepcopy(network)
+    train(whole, [Muon(groups(whole, lr=0.02))], range(5))
+    first = Muon(groups(network, lr=0.02))
+    train(network, [first], range(3))
+    second = Muon(groups(network, lr=0.5))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(network, [second], range(3, 5))
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), whole.parameters()))
+
+
+@pytest.fixture
+def eight_ranks():
+    """A mesh of eight ranks of which this process is the first; the others exchange nothing."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    yield init_device_mesh("cpu", (8,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 8, 12])
+def test_a_sharded_matrix_may_have_fewer_rows_than_there_are_ranks(eight_ranks, n_rows):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = [torch.randn(n_rows, 64) for _ in range(4)]
+    first, second, *gradients = (distribute_tensor(tensor, eight_ranks, [Shard(0)]) for tensor in whole)
+    parameters = [nn.Parameter(first), nn.Parameter(second)]
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+    Muon([{"params": parameters, "orthogonal": True}], lr=0.1).step()
+    for parameter, before in zip(parameters, whole):
+        assert parameter.placements == (Shard(0),)
+        assert not torch.equal(parameter.to_local(), before[: len(parameter.to_local())])
+
+
+def test_the_maps_between_hidden_channels_are_its_matrices():
+    options = {"d_qk": 4, "d_v": 4, "n_heads": 4, "transition": "data"}
+    model = LanguageModel(
+        LanguageModelConfig(
+            vocab_size=11, n_layer=1, d_model=4, mixer="gateloop", d_channel_mixing=8, mixer_options=options
+        )
+    )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = {names[key] for key in matrix_ids(model)}
+    transition = "blocks.0.mixer.transition.projection.weight"
+    assert own - {transition} == {
+        "blocks.0.mixer.qkv.weight",
+        "blocks.0.mixer.output_projection.weight",
+        "blocks.0.feed_forward.0.weight",
+        "blocks.0.feed_forward.3.weight",
+    }
+    found = parameter_groups(model, OptimizerConfig(algorithm="muon", learning_rate=0.1, matrix_learning_rate=0.3))
+    rates = {
+        names[id(p)]: (group["lr"], group["peak_lr"], group["orthogonal"]) for group in found for p in group["params"]
+    }
+    assert {name for name, rate in rates.items() if rate == (0.3, 0.3, True)} == own - {transition}
+    assert all(rates[name] == (0.1, 0.1, False) for name in rates.keys() - (own - {transition}))
+
+
+# --- SOAP ---
+
+soap = pytest.mark.skipif(find_spec("pytorch_optimizer") is None, reason="needs the extra optimizers")
+
+
+@soap
+def test_a_whole_update_is_adams_in_the_eigenvectors():
+    """Of the second update, after a first that only begins the averages: its sign in that basis is what moves."""
+    torch.manual_seed(1)
+    weight = nn.Parameter(torch.zeros(4, 3, dtype=torch.float64))
+    optimizer = _soap([{"params": [weight]}], lr=0.1, betas=(0.0, 0.0), eps=1e-12)
+    first = torch.randn(4, 3, dtype=torch.float64)
+    weight.grad = first.clone()
+    optimizer.step()
+    assert not weight.any()
+    left, right = (torch.linalg.eigh(side).eigenvectors for side in (first @ first.T, first.T @ first))
+    weight.grad = torch.randn(4, 3, dtype=torch.float64)
+    expected = -0.1 * left @ (left.T @ weight.grad @ right).sign() @ right.T
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-9)
+
+
+@soap
+@pytest.mark.parametrize("stop_at", [1, 5])
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at):
+    settings = {"log_every": 1, "save_every": 4, "eval_every": 1}
+    optimizer = {"algorithm": "soap", "precondition_frequency": 2}
+    whole = make_trainer("whole", optimizer=optimizer, **settings)
+    whole.fit(quiet())
+    first = make_trainer("parts", optimizer=optimizer, scorer=on_call(stop_at), **settings)
+    assert first.fit(quiet()).received == signal.SIGTERM
+    second = make_trainer("parts", optimizer=optimizer, **settings)
+    second.resume("last")
+    assert second.position.step == stop_at
+    second.fit(quiet())
+    assert records(second) == records(whole)
+    assert same_weights(second, whole)

@@ -276,21 +276,6 @@ def test_a_folder_that_goes_away_ends_the_run_and_stays_away(make_trainer, tmp_p
         assert not run.exists()
 
 
-def test_a_run_is_locked_while_it_trains_and_only_then(make_trainer):
-    refused = []
-
-    def train_too():
-        with pytest.raises(BlockingIOError, match="which process"):
-            make_trainer().fit(quiet())
-        refused.append(True)
-
-    make_trainer(scorer=on_call(1, train_too)).fit(quiet())
-    assert refused == [True]
-    again = make_trainer()
-    again.resume("last")
-    again.fit(quiet())
-
-
 def test_a_new_run_does_not_mix_with_the_one_in_its_folder(make_trainer):
     make_trainer(epochs=1).fit(quiet())
     other = make_trainer(epochs=1, optimizer={"learning_rate": 0.001})

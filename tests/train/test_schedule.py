@@ -3,10 +3,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from recurra.train.config import OptimizerConfig, ScheduleConfig
-from recurra.train.optimizer import build_optimizer, learning_rate_factor, scale_learning_rates
+from recurra.train.config import ScheduleConfig
+from recurra.train.optimizer import learning_rate_factor
 
 
 def test_the_cosine_ends_at_the_floor():
@@ -47,10 +46,7 @@ def test_it_rises_then_falls_and_stays_between_floor_and_peak(warmup, total, fin
     assert all(final - 1e-12 <= factor <= 1 for factor in falling)
 
 
-def test_each_group_is_scaled_from_its_own_peak(toy_model: nn.Module):
-    config = OptimizerConfig(learning_rate=0.1, transition_learning_rate=0.02)
-    optimizer = build_optimizer(toy_model, config)
-    for factor in (0.5, 0.25):
-        scale_learning_rates(optimizer, factor)
-        rates = {group["lr"] for group in optimizer.param_groups}
-        assert rates == {0.1 * factor, 0.02 * factor}
+def test_the_rate_falls_at_the_ends_of_the_epochs():
+    config = ScheduleConfig(shape="steps", steps=[2, 5], factor=0.1)
+    factors = [learning_rate_factor(step, 24, config, steps_per_epoch=4) for step in range(24)]
+    assert factors == [1.0] * 8 + [0.1] * 12 + [0.1**2] * 4

@@ -1,19 +1,22 @@
 """Experiments over videos: what the data give the model, the starting weights, a run and its resumption."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
-from recurra.data.batches import IGNORED_TARGET
+from recurra.data.batches import IGNORED_TARGET, Batch, Poses
 from recurra.train.config import OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.train.evaluate import evaluate
 from recurra.train.experiment import Experiment
 from recurra.train.loop import Trainer
 from recurra.train.run_folder import RunFolder
 from recurra.video.crvit import CompactRecurrentViTConfig
+from recurra.video.data import VideoConfig
 from recurra.video.motions import MotionsConfig
+from recurra.video.pi_vit import PIViTConfig
 from recurra.video.timesformer import TimeSformerConfig
 
 SMALL = {"patch_size": 8, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "drop_path": 0.0}
@@ -26,17 +29,8 @@ MODELS = {
 @pytest.fixture(scope="module")
 def motions(tmp_path_factory) -> MotionsConfig:
     folder = tmp_path_factory.mktemp("motions") / "videos"
-    config = MotionsConfig(
-        path=str(folder),
-        n_videos=20,
-        n_motions=2,
-        frames_per_motion=3,
-        image_size=16,
-        n_frames=3,
-        batch_size=6,
-        eval_batch_size=2,
-        workers=0,
-    )
+    sizes = {"n_videos": 20, "n_motions": 2, "frames_per_motion": 3, "image_size": 16, "n_frames": 3}
+    config = MotionsConfig(path=str(folder), batch_size=6, eval_batch_size=2, workers=0, **sizes)
     config.build()
     return config
 
@@ -64,9 +58,9 @@ def fit(trainer: Trainer) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_resumed_run_repeats_the_uninterrupted_one(make, kind):
+def test_a_resumed_run_repeats_the_uninterrupted_one(make):
     """With momentum, a fall of the learning rate between, a carried state that is not used, and dropout."""
+    kind = "motions-crvit"
     settings = {
         "optimizer": OptimizerConfig(algorithm="sgd", learning_rate=0.1, nesterov=True, weight_decay=1e-4),
         "schedule": ScheduleConfig(shape="steps", steps=[1]),
@@ -117,3 +111,39 @@ def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
     missing.resume("last")  # has no checkpoint: it starts anew, and misses the weights
     with pytest.raises(FileNotFoundError, match="which does not exist; expected a file or folder"):
         fit(missing)
+
+
+# --- PI-ViT: poses reach the loss in training ---
+
+
+class Source:
+    batch_size = 2
+
+    def __len__(self):
+        return 1
+
+    def batch(self, epoch, step):
+        clip = torch.linspace(-1, 1, 2 * 2 * 3 * 64).view(2, 2, 3, 8, 8)
+        poses = Poses(torch.linspace(0, 7, 24).view(2, 2, 3, 2), torch.ones(2, 1, 5))
+        return Batch(clip, torch.tensor([[1], [3]]), continues=False, poses=poses)
+
+
+def test_poses_reach_the_loss(tmp_path):
+    data = SimpleNamespace(output_size=4, source=lambda split: Source())
+    training = TrainingConfig(max_steps=1, tensorboard=False, accelerator="cpu")
+    model = PIViTConfig(**SMALL | {"patch_size": 4, "n_layer": 1}, n_joints=3, d_skeleton=5)
+    config = VideoConfig(path=str(tmp_path), n_frames=2, n_segments=1, image_size=8)
+    experiment = Experiment(experiment="video-pi-vit", data=config, model=model, training=training)
+    trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, open_data=lambda *_: data)
+    batch = Source().batch(0, 0)
+    loss, _ = trainer._loss(batch, 2)
+    expected, _ = trainer.model.loss(batch.inputs, batch.targets, poses=batch.poses)
+    torch.testing.assert_close(loss, expected.sum())
+    before = trainer.model.joint_induction.joints.bias.clone()
+    trainer._update()
+    assert not torch.equal(trainer.model.joint_induction.joints.bias, before)
+
+
+def test_poses_for_other_models_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.poses is .*; expected null but for PI-ViT"):
+        Experiment(experiment="video-timesformer", data=VideoConfig(path=str(tmp_path), poses="poses"))

@@ -15,7 +15,7 @@ from recurra.train.evaluate import EvaluationResult, evaluate
 from recurra.train.figures import draw_comparison, draw_gates, gates_of
 from recurra.train.loop import Trainer
 from recurra.train.recipe import load_recipe, recipes_folder, to_yaml
-from recurra.train.run import open_run, score_by_span
+from recurra.train.run import open_run
 from recurra.train.run_folder import RunFolder
 
 _TRANSITIONS = ("data-controlled", "fixed")
@@ -39,7 +39,7 @@ def demo(words: Sequence[str]) -> int:
             print(f"stopped; continue with: recurra demo --run {folder}", file=sys.stderr)
             return 130
     runs = [open_run(folder / transition) for transition in _TRANSITIONS]
-    results = {run.name: score_by_span(run) for run in runs}
+    results = {run.name: run.task.score_by_span(run) for run in runs}
     console.print(_accuracy_table(results))
     spans = {name: by_span for name, (_, by_span) in results.items()}
     files = draw_comparison(runs, spans, folder / "figures")

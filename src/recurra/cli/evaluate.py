@@ -13,7 +13,7 @@ from recurra.cli.arguments import add_checkpoint, add_device, command_parser, sp
 from recurra.data.batches import SPLITS
 from recurra.train._process import chosen_device, keep_large_blocks
 from recurra.train.evaluate import TEMPERATURES
-from recurra.train.run import DETAILS, calibrated_temperature, open_run, score_run, write_scores
+from recurra.train.run import DETAILS, open_run, score_run, write_scores
 
 _DESCRIPTION = """\
 Score a trained run on a split, in float32, with the state carried along contiguous segments. Prints a table, and writes
@@ -51,7 +51,7 @@ def evaluate(words: Sequence[str]) -> int:
     trained.model.to(device)
     temperature = arguments.temperature
     if temperature == "valid":
-        temperature = calibrated_temperature(trained)
+        temperature = trained.task.best_temperature(trained)
         if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
             print(
                 f"T = {temperature:g} is an end of what was tried, {_TRIED}: a better T may lie beyond", file=sys.stderr

@@ -21,8 +21,7 @@ from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
 from recurra.streams.stream import Stream
 from recurra.streams.streams import Streams
-from recurra.train._distributed import Ranks, is_first_launched, n_launched
-from recurra.train._process import chosen_device, keep_large_blocks
+from recurra.train._process import Ranks, chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.train.run import open_run
 
 _DESCRIPTION = """\

@@ -12,10 +12,10 @@ from rich.table import Table
 from recurra.checks import require, sentence
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.train._process import keep_large_blocks
-from recurra.train._start import default_run_folder, resume_run, start_run
 from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.train.loop import Trainer
 from recurra.train.recipe import load_recipe
+from recurra.train.run import default_run_folder, resume_run, start_run
 from recurra.train.run_folder import RunFolder
 
 _DESCRIPTION = """\

@@ -17,11 +17,10 @@ from rich.table import Table
 
 from recurra._files.reading import read_text, read_yaml
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.train._distributed import is_first_launched, n_launched
-from recurra.train._process import keep_large_blocks
-from recurra.train._start import resume_run, start_run
+from recurra.train._process import is_first_launched, keep_large_blocks, n_launched
 from recurra.train.loop import Trainer
 from recurra.train.recipe import find_recipe, recipe_help, recipe_names
+from recurra.train.run import resume_run, start_run
 
 _DESCRIPTION = """\
 Train a recipe, or resume a run that was stopped. `recurra train RECIPE --help` lists every key that the recipe may

@@ -24,7 +24,7 @@ from recurra._files.weights import write_safetensors
 from recurra._files.writing import discard, naming, sync_folder
 from recurra.checks import sentence
 from recurra.state import map_tensors
-from recurra.train._distributed import Ranks, share_of
+from recurra.train._process import Ranks, local
 from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_tensors, split_tensors, with_versions
 
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
@@ -65,15 +65,13 @@ class _Pending(NamedTuple):
     digest: "Future[str]"
     plain: Any
     boxes: dict[str, _Box]
-    tensors: dict[str, tuple[list[int], str]]
+    tensors: dict[str, Any]
     done: Callable[[], None]
 
 
 def _on_cpu(tensor: Tensor, *, copy: bool) -> Tensor:
-    here = tensor.detach()
-    here = (here.to_local() if isinstance(here, DTensor) else here).resolve_conj()
-    here = torch.view_as_real(here) if here.is_complex() else here
-    return here.to("cpu", copy=copy)
+    here = local(tensor.detach()).resolve_conj()
+    return (torch.view_as_real(here) if here.is_complex() else here).to("cpu", copy=copy)
 
 
 def _write_part(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -88,19 +86,11 @@ def _write_part(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def _name(pending: _Pending, parts: list[tuple[str, dict[str, _Box]]]) -> None:
     """Write the manifest, and give the folder its name."""
-    names = [f"rank-{rank:05d}{SUFFIX}" for rank in range(len(parts))]
-    boxes: dict[str, list[Any]] = {name: [] for name in pending.tensors}
     for rank, (_, of_rank) in enumerate(parts):
         for name, box in of_rank.items():
-            boxes[name].append([rank, box.start, box.shape])
-    manifest = {
-        "content": pending.plain,
-        "tensors": {
-            name: {"shape": shape, "dtype": dtype.removeprefix("torch."), "boxes": boxes[name]}
-            for name, (shape, dtype) in pending.tensors.items()
-        },
-        "files": dict(zip(names, (digest for digest, _ in parts))),
-    }
+            pending.tensors[name]["boxes"].append([rank, box.start, box.shape])
+    files = {f"rank-{rank:05d}{SUFFIX}": digest for rank, (digest, _) in enumerate(parts)}
+    manifest = {"content": pending.plain, "tensors": pending.tensors, "files": files}
     write_stamped(pending.temporary / MANIFEST, manifest)
     sync_folder(pending.temporary)
     discard(pending.target)  # there if a killed process wrote it after the checkpoint that this run goes on from
@@ -122,7 +112,7 @@ def _read(name: str, entry: Mapping[str, Any], parts: list[Any], target: Target 
     """Put the boxes of a tensor together, or those of them that this rank holds."""
     size, dtype = torch.Size(entry["shape"]), getattr(torch, entry["dtype"])
     tensor = torch.empty(size, dtype=dtype) if target is None else target(name, size, dtype)
-    here, own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor), _box_of(tensor)
+    here, own = local(tensor), _box_of(tensor)
     for rank, start, shape in entry["boxes"]:
         saved = _Box(tuple(start), tuple(shape))
         to, of = saved.within(own), own.within(saved)
@@ -136,11 +126,7 @@ def _read(name: str, entry: Mapping[str, Any], parts: list[Any], target: Target 
 class RankCheckpoints(CheckpointFolder):
     """A `CheckpointFolder` whose methods are called by all ranks together.
 
-    Args:
-        path: the folder.
-        keep: how many of the newest checkpoints to keep.
-        ranks: the ranks of the run.
-        asynchronous: let training continue while a checkpoint is written, from a copy of its tensors.
+    asynchronous: let training continue while a checkpoint is written, from a copy of its tensors.
     """
 
     def __init__(self, path: Path, *, keep: int, ranks: Ranks, asynchronous: bool) -> None:
@@ -153,18 +139,15 @@ class RankCheckpoints(CheckpointFolder):
         return self.path / f"step-{step:010d}"
 
     def save(self, step: int, payload: Payload) -> Path:
-        """Write the checkpoint of a step, or begin to; then delete those that are too old to keep."""
         target = self._file(step)
         self._begin(target, with_versions(payload), lambda: self._drop_old(target))
         return target
 
     def save_best(self, payload: Payload) -> None:
-        """Write the best checkpoint, or begin to; then delete the previous best one."""
         target = self.path / f"best-{payload['position']['step']:010d}"
         self._begin(target, with_versions(payload), lambda: self._keep_best(target))
 
     def drop_after(self, step: int) -> None:
-        """Delete the checkpoints of later steps."""
         if self._ranks.is_first:
             super().drop_after(step)
         self._ranks.wait()
@@ -178,7 +161,10 @@ class RankCheckpoints(CheckpointFolder):
         # A copy, if training goes on: the next update changes the weights in place.
         parts = {name: _on_cpu(tensor, copy=self._asynchronous) for name, tensor in own.items()}
         digest = self._thread.submit(_write_part, temporary / f"rank-{self._ranks.rank:05d}{SUFFIX}", parts)
-        described = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+        described = {
+            name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "boxes": []}
+            for name, tensor in tensors.items()
+        }
         boxes = {name: _box_of(tensor) for name, tensor in own.items()}
         self._pending = _Pending(target, temporary, digest, plain, boxes, described, done)
         if not self._asynchronous:
@@ -188,8 +174,7 @@ class RankCheckpoints(CheckpointFolder):
         """Say whether this rank writes its part: of those that have the same, only the first does."""
         if not isinstance(tensor, DTensor):
             return self._ranks.is_first
-        coordinate = tensor.device_mesh.get_coordinate()
-        assert coordinate is not None
+        coordinate = tensor.device_mesh.get_coordinate() or ()
         alike = [place for place, how in zip(coordinate, tensor.placements) if isinstance(how, Replicate)]
         return not any(alike) and 0 not in _box_of(tensor).shape
 
@@ -198,19 +183,19 @@ class RankCheckpoints(CheckpointFolder):
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        error: Exception | None = None
-        digest = ""
+        error, digest = None, ""
         try:
             digest = pending.digest.result()
         except (OSError, ValueError) as failed:
             error = failed
         parts = self._ranks.gather((digest, pending.boxes, None if error is None else str(error)))
-        if self._ranks.is_first and all(reason is None for *_, reason in parts):
+        reasons = [reason for *_, reason in parts if reason is not None]
+        if self._ranks.is_first and not reasons:
             try:
                 _name(pending, [(digest, boxes) for digest, boxes, _ in parts])
             except OSError as failed:
-                error, parts[0] = failed, (digest, pending.boxes, str(failed))
-        reasons = self._ranks.from_first([reason for *_, reason in parts if reason is not None])
+                error, reasons = failed, [str(failed)]
+        reasons = self._ranks.from_first(reasons)
         if reasons:
             got = f"a checkpoint that cannot be written ({reasons[0]})"
             raise OSError(sentence(str(pending.target), got, "a folder that can be written")) from error
@@ -224,8 +209,7 @@ class RankCheckpoints(CheckpointFolder):
 class RankLayout:
     """Which part of a checkpoint's tensors this rank holds, with as many ranks as there are now.
 
-    Weights, their average and the optimiser's state are distributed as the model is, carried states by streams;
-    everything else is the same on every rank. `device` is the kind of device that the ranks compute on.
+    Weights, their average and the optimiser's state are distributed as the model is, carried states by streams.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, device: str) -> None:
@@ -252,8 +236,7 @@ class RankLayout:
             if isinstance(like, DTensor):
                 parts[name] = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
             elif name.startswith("state."):
-                self._rows(name, whole.shape)
-                parts[name] = share_of(self._ranks, whole)
+                parts[name] = whole.split(self._rows(name, whole.shape))[self._ranks.data_rank]
             else:
                 parts[name] = whole
         return dict(join_tensors(plain, parts))
@@ -264,7 +247,7 @@ class RankLayout:
 
     def own_state(self, state: object) -> object:
         """Turn tensors of all streams, as read from a checkpoint, into those of this rank's."""
-        return map_tensors(lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor, state)
+        return map_tensors(local, state)
 
     def _of_all_streams(self, rows: Tensor) -> Tensor:
         placements = [Shard(0), Replicate()]  # by streams, and alike on the ranks that share a sequence

@@ -21,19 +21,13 @@ from torch.optim import AdamW, Optimizer
 
 from recurra.ops.cells.gru import GRUCell
 
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""a, b, c of the iteration X <- a X + (b A + c A^2) X with A = X X^T: those of Jordan et al., chosen for the steepest
-start. Singular values end between 0.7 and 1.2 rather than at 1."""
-_N_ITERATIONS = 5
-
 
 class Muon(Optimizer):
-    """Muon for the groups with `orthogonal` true, AdamW for the others; their states and groups are one dict.
+    """Muon for the groups of real matrices with `orthogonal` true, AdamW for the others.
 
     Args:
-        groups: parameter groups, each with a key `orthogonal`. Groups that have it set hold matrices alone.
-        lr: learning rate of groups without their own.
-        weight_decay: decay of groups without their own, decoupled from the gradient: weights shrink by lr * decay.
+        groups: parameter groups, each with a key `orthogonal`.
+        lr, weight_decay: of groups without their own; the decay is decoupled: weights shrink by lr * decay.
         momentum: how much of the last update of a matrix enters the next one, in [0, 1).
         nesterov: look ahead along the momentum.
         betas, eps: of AdamW.
@@ -54,10 +48,6 @@ class Muon(Optimizer):
     ) -> None:
         groups = list(groups)
         self._bfloat16 = bfloat16
-        for parameter in (parameter for group in groups if group["orthogonal"] for parameter in group["params"]):
-            if parameter.ndim != 2 or parameter.is_complex():
-                shape = f"{parameter.dtype} of shape {tuple(parameter.shape)}"
-                raise ValueError(f"a parameter to make orthogonal is {shape}; expected a real matrix")
         rest = [group for group in groups if not group["orthogonal"]]
         # AdamW writes its options into the same dicts. Without a group of its own it would not start.
         options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True}
@@ -76,10 +66,8 @@ class Muon(Optimizer):
                 self._step_matrices(group)
         if self._adamw is not None:
             # Loading a checkpoint replaces both.
-            self._adamw.state, self._adamw.param_groups = (
-                self.state,
-                [g for g in self.param_groups if not g["orthogonal"]],
-            )
+            self._adamw.state = self.state
+            self._adamw.param_groups = [group for group in self.param_groups if not group["orthogonal"]]
             self._adamw.step()
         return loss
 
@@ -106,14 +94,18 @@ class Muon(Optimizer):
 def _orthogonalise(
     matrices: Float[Tensor, "n rows columns"], *, bfloat16: bool = False
 ) -> Float[Tensor, "n rows columns"]:
-    """Bring every singular value near 1, and keep the singular vectors, by five steps of a Newton-Schulz iteration."""
-    a, b, c = _NEWTON_SCHULZ
+    """Bring every singular value near 1, and keep the singular vectors, by five steps of a Newton-Schulz iteration.
+
+    X <- a X + (b A + c A^2) X with A = X X^T. With the numbers of Jordan et al., chosen for the steepest start,
+    singular values end between 0.7 and 1.2 rather than at 1.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if bfloat16 or matrices.is_cuda else matrices
     tall = matrices.size(1) > matrices.size(2)
     if tall:  # the smaller of both Gram matrices
         x = x.mT
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)  # no singular value above 1
-    for _ in range(_N_ITERATIONS):
+    for _ in range(5):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)

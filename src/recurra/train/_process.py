@@ -1,4 +1,4 @@
-"""The process of a run: memory, precision, hardware, threads, determinism, device, and the signals that stop it."""
+"""The process of a run and those that train it together: hardware, precision, signals, ranks, DDP and FSDP2."""
 
 import ctypes
 import logging
@@ -6,35 +6,40 @@ import os
 import platform
 import signal
 import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from recurra.checks import sentence
-from recurra.train._distributed import fabric_options, n_launched
+from recurra.checks import require, sentence
+from recurra.data.batches import Batch
+from recurra.models.language_model import LanguageModel
 from recurra.train.config import TrainingConfig
+from recurra.train.sequence_parallel import Pieces
 
 if TYPE_CHECKING:
-    import lightning_fabric
+    from lightning_fabric import Fabric
+    from torch.distributed.device_mesh import DeviceMesh
 
-# --- memory ---
 
-# From glibc's <malloc.h>.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_LARGE, _OLDER_LIMIT = 2**30, 32 * 2**20
-"""Thresholds; releases of glibc that limit them refuse more than the second (HEAP_MAX_SIZE / 2)."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's <malloc.h>
+_LARGE, _OLDER_LIMIT = 2**30, 32 * 2**20  # older releases of glibc refuse more than HEAP_MAX_SIZE / 2
 
 
 def keep_large_blocks() -> bool:
     """Let glibc keep large freed blocks in the heap, and return whether that worked (False for other C libraries).
 
-    By default glibc maps and unmaps each block above 32 MB anew, so that every activation of a training step costs a
-    page fault and zeroing per 4 KB: an element-wise operation can take several times as long. The price is that the
-    process keeps its peak memory, which a program may decide, not a library: only the command line calls this.
+    By default it maps each block above 32 MB anew, at a page fault per 4 KB. The price is that the process keeps its
+    peak memory, which a program may decide, not a library: only the command line calls this.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -44,17 +49,13 @@ def keep_large_blocks() -> bool:
     return bool(mapped and mallopt(_M_TRIM_THRESHOLD, _LARGE))
 
 
-# --- precision ---
-
-
 def has_native_bfloat16(device: str) -> bool:
     """Say whether a device ("cpu" or "cuda") has units for bfloat16; elsewhere PyTorch emulates it, slowly."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.backends.mkldnn.is_available():  # nothing else multiplies matrices of bfloat16 fast
         return False
-    # oneDNN takes bfloat16 on every CPU with AVX-512, and emulates it on those from before AVX512_BF16
-    # on other processors than x86, oneDNN knows
+    # oneDNN takes bfloat16 on every x86 CPU with AVX-512, and emulates it on those from before AVX512_BF16.
     has_units = platform.machine().lower() not in ("x86_64", "amd64") or torch.cpu._is_avx512_bf16_supported()
     return bool(has_units and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -75,8 +76,12 @@ def precision_note(asked: str, chosen: str, device: str) -> str:
 
 def hardware() -> dict[str, Any]:
     """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if there is one."""
+    # platform.processor() is empty on most Linux systems.
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
+    described = (line for line in lines if line.startswith("model name"))
     return {
-        "processor": _processor(),
+        "processor": next((line.partition(":")[2].strip() for line in described), platform.machine()),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "vector_units": torch.backends.cpu.get_cpu_capability(),
@@ -86,20 +91,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    # platform.processor() is empty on most Linux systems.
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-# --- the process ---
-
-
-def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
+def set_up_process(config: TrainingConfig) -> "Fabric":
     """Set up this process as a `settled` config says, including seeds, and return the Fabric that places the model."""
     # slow to import
     from lightning_fabric import Fabric
@@ -148,15 +140,11 @@ def chosen_device(wanted: str, name: str = "training.accelerator") -> str:
     return wanted
 
 
-# --- signals ---
-
-
 class StopSignal:
     """A context that remembers the signal that asked the process to end, so that a step and its checkpoint can finish.
 
-    The first signal is recorded, and the previous handlers of SIGINT and SIGTERM return: a second one acts as without
-    this class. SIGHUP is only recorded, because a closed terminal sends several; an ignored one, as under nohup, stays
-    ignored. Outside the main thread nothing changes, and `received` stays None.
+    A second SIGINT or SIGTERM acts as without this class. SIGHUP is only recorded, because a closed terminal sends
+    several; an ignored one, as under nohup, stays ignored. Outside the main thread nothing changes.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -174,9 +162,7 @@ class StopSignal:
             self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore(*self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -187,3 +173,182 @@ class StopSignal:
         for number in numbers:
             if number in self._before:
                 signal.signal(number, self._before.pop(number))
+
+
+# --- the ranks of a run ---
+
+
+def n_launched() -> int:
+    """Count the processes that torchrun started together with this one; 1 without torchrun."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    return int(count) if count.isdecimal() and int(count) > 0 else 1
+
+
+def is_first_launched() -> bool:
+    """Say whether this is the first of the processes that torchrun started, or the only one."""
+    return n_launched() == 1 or os.environ.get("RANK", "0") == "0"
+
+
+class Ranks:
+    """The ranks of a run, seen from one of them. With one rank, nothing is exchanged.
+
+    With several pieces, neighbouring ranks share the same sequences and hold consecutive pieces of them.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1, n_pieces: int = 1) -> None:
+        expected = f"a number that divides the {count} ranks"
+        require(count % n_pieces == 0, "training.sequence_parallel", n_pieces, expected)
+        self.rank, self.count = rank, count
+        self.data_rank, self.piece = divmod(rank, n_pieces)
+        self.data_count, self.n_pieces = count // n_pieces, n_pieces
+        self.is_first = rank == 0  # which writes the files and speaks for all
+        self.several = count > 1
+        self._mesh: DeviceMesh | None = None
+
+    def mesh(self, device: str) -> "DeviceMesh":
+        """Return the ranks as a mesh (data, sequence), on a kind of device: all ranks ask for it together."""
+        from torch.distributed.device_mesh import init_device_mesh  # slow to import
+
+        if self._mesh is None:
+            shape = (self.data_count, self.n_pieces)
+            self._mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "sequence"))
+        return self._mesh
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """The ranks that share this rank's sequences; None if it has its own."""
+        if self.n_pieces == 1:
+            return None
+        return Pieces.of(self.mesh("cpu").get_group("sequence"))
+
+    def cut(self, batch: Batch) -> Batch:
+        """Take this rank's piece of the sequences of a batch."""
+        if self.n_pieces == 1:
+            return batch
+        n, most = self.n_pieces, batch.targets.shape[1]
+        require(batch.cu_seqlens is None, "training.sequence_parallel", n, "1 for packed documents")
+        fits = most == batch.inputs.shape[1] >= n
+        require(fits, "training.sequence_parallel", n, f"at most the {most} steps of a batch")
+        inputs, targets = (tensor.tensor_split(n, 1)[self.piece] for tensor in (batch.inputs, batch.targets))
+        return batch._replace(inputs=inputs, targets=targets)
+
+    def total_of_sequences(self, *values: int | float) -> list[float]:
+        """Add up numbers of whole sequences, of which ranks that share them have the same."""
+        return [value / self.n_pieces for value in self.total(*values)]
+
+    def total(self, *values: int | float) -> list[float]:
+        """Add up numbers over the ranks; whole numbers below 2^53 are exact."""
+        if not self.several:
+            return [float(value) for value in values]
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
+
+    def any(self, here: bool) -> bool:
+        """Say whether something holds on any rank."""
+        return self.total(float(here))[0] > 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Collect small plain data of every rank, by rank."""
+        values: list[Any] = [value] * self.count
+        if self.several:
+            dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Return the first rank's value on every rank."""
+        values = [value]
+        if self.several:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+        if self.several:
+            dist.barrier()
+
+
+# --- how they hold a model ---
+
+
+def _blocks_of(model: nn.Module) -> list[nn.Module]:
+    """List the blocks of a model: the entries of its own module lists."""
+    return [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let every block keep its inputs alone for the backward pass, and compute the rest again there (1604.06174)."""
+    blocks = _blocks_of(model)
+    if not blocks:
+        got = f"true, and {type(model).__name__} has none"
+        raise ValueError(sentence("training.checkpoint_blocks", got, "false for this model"))
+    for block in blocks:
+        # A partial of a bound method, because copies of the model then call their own blocks.
+        block.forward = partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*given, **named)
+    return checkpoint(forward, *given, use_reentrant=False, **named)
+
+
+def fabric_options(config: TrainingConfig, accelerator: str) -> dict[str, Any]:
+    """Return what Fabric has to know of the ranks that torchrun started; for one process, that it is alone."""
+    if n_launched() == 1:
+        return {"devices": 1}
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+
+    class Copies(DDPStrategy):
+        def setup_module(self, module: nn.Module) -> nn.Module:
+            # A batch may reach no word of a cluster of an adaptive softmax, on one rank or on all.
+            self._ddp_kwargs["find_unused_parameters"] = not isinstance(module.model, LanguageModel)
+            return super().setup_module(module)
+
+    # The loop's own numbers are on the CPU also where the model is not.
+    backend = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}[accelerator]
+    strategy: Any = Copies(process_group_backend=backend)
+    if config.strategy == "fsdp":
+        strategy = ModelParallelStrategy(
+            lambda objective, mesh: shard(objective, mesh["data_parallel"]),
+            data_parallel_size=n_launched(),
+            tensor_parallel_size=1,
+            process_group_backend=backend,
+        )
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    nodes, plugins = n_launched() // here, [TorchElasticEnvironment()]
+    return {"devices": here, "num_nodes": nodes, "strategy": strategy, "plugins": plugins}
+
+
+def shard(module: nn.Module, mesh: "DeviceMesh") -> nn.Module:
+    """Shard the parameters of a model, or of the model of an `Objective`: one group for each block, one for the rest.
+
+    Parameters that several blocks share stay in the last group.
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # slow to import
+
+    # Blocks return what others only read: nothing here changes a view in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    model: nn.Module = getattr(module, "model", module)
+    blocks = _blocks_of(model)
+    owners = Counter(id(parameter) for block in blocks for parameter in set(block.parameters()))
+    alone = {id(parameter) for name, parameter in model.named_parameters()} & {p for p, n in owners.items() if n == 1}
+    for block in blocks:
+        if {id(parameter) for parameter in block.parameters()} <= alone:
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for name in ("loss", "hidden", "losses"):  # by which a model is called, beside forward
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
+    return module
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a parameter that this rank holds: the whole, unless it is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a number that the ranks hold together, such as a norm, as one of this rank."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

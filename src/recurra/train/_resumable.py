@@ -15,8 +15,7 @@ from recurra._files.writing import discard
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
 from recurra.state import state_from_plain, state_to_plain
-from recurra.train._distributed import Ranks, recompute_blocks
-from recurra.train._process import reseed, set_up_process, settled
+from recurra.train._process import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint
 from recurra.train.experiment import Experiment, require_resumable, to_plain
 from recurra.train.losses import Levels, Objective
@@ -49,12 +48,6 @@ def _set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
 
 
-# --- a run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back ---
-
-OpenData = Callable[[Experiment, Ranks], DataSet]
-"""Opens the data of an experiment as one rank reads them."""
-
-
 @dataclass
 class Position:
     """The position of a run: the next batch is number `batch` of epoch `epoch`. tokens: for video, frames."""
@@ -67,15 +60,11 @@ class Position:
 
 
 class ResumableRun:
-    """The model, optimiser and data of an experiment on this rank, and the position of its run.
+    """A run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back."""
 
-    Args:
-        experiment: what to train, on which data, and how.
-        folder: the folder of the run; nothing is written to it here.
-        open_data: opens the data.
-    """
-
-    def __init__(self, experiment: Experiment, folder: RunFolder, open_data: OpenData) -> None:
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder, open_data: Callable[[Experiment, Ranks], DataSet]
+    ) -> None:
         self.config, self._asked_precision = settled(experiment.training), experiment.training.precision
         self.experiment, self.folder = replace(experiment, training=self.config), folder
         self.fabric = set_up_process(self.config)
@@ -88,18 +77,6 @@ class ResumableRun:
         if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
             got = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
             raise ValueError(sentence("training.monitor", got, "loss for this model"))
-        self._set_up_model()
-        self.checkpoints = self._open_checkpoints()
-        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
-        self.position = Position()
-        self.sums = RunningSums(self.fabric.device)
-        self.state: Any = None
-        self.scores: dict[str, dict[str, int | float]] = {}
-        self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
-        self._begun: str | None = None
-        self._resumed_notes: list[str] = []
-
-    def _set_up_model(self) -> None:
         # Sharding leaves nothing to copy: what averages the weights is made before.
         self.average = WeightAverage(self.model, self.experiment.averaging, shard=self._shard)
         if self.config.checkpoint_blocks:
@@ -112,13 +89,20 @@ class ResumableRun:
         optimizer = build_optimizer(self.model, self.experiment.optimizer, precision=self.config.precision)
         self.optimizer = self.fabric.setup_optimizers(optimizer)
         reseed(self.config, self.ranks.rank)
+        self.checkpoints = self._open_checkpoints()
+        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
+        self.position = Position()
+        self.sums = RunningSums(self.fabric.device)
+        self.state: Any = None
+        self.scores: dict[str, dict[str, int | float]] = {}
+        self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
+        self._begun: str | None = None
+        self._resumed_notes: list[str] = []
 
     @property
     def _shard(self) -> Callable[[nn.Module], nn.Module] | None:
         if not (self.ranks.several and self.config.strategy == "fsdp"):
             return None
-        from recurra.train._distributed import shard
-
         device = self.fabric.device
         return lambda model: shard(model.to(device), self.fabric.strategy.device_mesh["data_parallel"])
 
@@ -126,7 +110,7 @@ class ResumableRun:
         path, keep = self.folder.checkpoints, self.config.keep_checkpoints
         if not self.ranks.several:
             return CheckpointFolder(path, keep=keep)
-        from recurra.train._distributed_checkpoint import RankCheckpoints, RankLayout
+        from recurra.train._distributed_checkpoint import RankCheckpoints, RankLayout  # slow to import
 
         self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
         asynchronous = self.config.asynchronous_saving
@@ -142,17 +126,12 @@ class ResumableRun:
 
         `fit` calls this if nobody has.
         """
-        if self._begun is None:
-            self._begun = self._load_initial_weights() if self.position.step == 0 else ""
-        return self._begun
-
-    def _load_initial_weights(self) -> str:
-        if self._shard is None:
-            return self.experiment.load_initial_weights(self.model, self.data)
-        whole = self.experiment.build_model(self.data)
-        if note := self.experiment.load_initial_weights(whole, self.data):
-            self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
-        return note
+        if self._begun is None and self.position.step == 0:
+            whole = self.model if self._shard is None else self.experiment.build_model(self.data)
+            self._begun = self.experiment.load_initial_weights(whole, self.data)
+            if self._begun and whole is not self.model:
+                self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
+        return self._begun or ""
 
     def snapshot(self) -> Payload:
         """Return all that the next update and record depend on, as plain data; ranks call this together."""
@@ -205,7 +184,7 @@ class ResumableRun:
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(self._resumed_average(saved))
         self.position = Position(**saved["position"])
-        self.sums.load_state_dict(saved["window"], self.ranks)
+        self.sums.load_state_dict(saved["window"], share=int(self.ranks.is_first))
         self.levels.load_state_dict(saved["levels"], self.ranks)
         self.scores = saved["scores"]
         if not self.ranks.from_first(self.checkpoints.best.exists()):  # killed after it was forgotten
@@ -214,12 +193,13 @@ class ResumableRun:
         self.resumed_at = [*saved["resumed_at"], *([] if self.finished else [self.position.step])]
         if self.ranks.is_first:
             self.folder.lock()
-        self._resume_random(saved["random"])
+        states = saved["random"] if isinstance(saved["random"], list) else [saved["random"]]
+        self._resume_random(states)
         self._resume_epoch()
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
-        abandoned, score = self._later_best(saved["config"]["training"], len(_as_list(saved["random"])))
+        abandoned, score = self._later_best(saved["config"]["training"], len(states))
         self.checkpoints.drop_after(self.position.step)
         if abandoned:
             self.scores.pop("best", None)
@@ -239,32 +219,27 @@ class ResumableRun:
         return None
 
     def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
-        """Say what becomes of a best checkpoint of a later step: whether it is removed."""
+        """Say what becomes of a best checkpoint of a later step: whether it is removed, or else its score."""
         is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
         every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
         is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
         if is_as_long and is_scored_alike:
             return False, None
-        fate = self._fate_of_best(is_as_long) if self.ranks.is_first else None
-        found: tuple[bool, Any] = self.ranks.from_first(fate)
-        return found
+        found: tuple[bool, Any] = False, None
+        if self.ranks.is_first and self.checkpoints.best.exists():
+            try:
+                best = load_checkpoint(self.checkpoints.best)
+            except CheckpointError as error:
+                self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+                found = True, None
+            else:
+                if best["position"]["step"] > self.position.step:
+                    found = (False, best["scores"].get("best")) if is_as_long else (True, None)
+        removed, score = self.ranks.from_first(found)
+        return removed, score
 
-    def _fate_of_best(self, is_as_long: bool) -> tuple[bool, Any]:
-        path = self.checkpoints.best
-        if not path.exists():
-            return False, None
-        try:
-            best = load_checkpoint(path)
-        except CheckpointError as error:
-            self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
-            return True, None
-        if best["position"]["step"] <= self.position.step:
-            return False, None
-        return (False, best["scores"].get("best")) if is_as_long else (True, None)
-
-    def _resume_random(self, saved: Any) -> None:
+    def _resume_random(self, states: list[Any]) -> None:
         """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
-        states = _as_list(saved)
         if self.ranks.rank < len(states):
             _set_random_state(states[self.ranks.rank])
         else:
@@ -289,12 +264,9 @@ class ResumableRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has reached its end."""
-        return self.position.step >= self.total_steps or self.stopped_early
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether `training.patience` or `training.stop_at` has ended the run."""
+        """Whether the run has reached its end, or `training.patience` or `training.stop_at` has ended it."""
+        if self.position.step >= self.total_steps:
+            return True
         if self.config.patience is not None and self._since_best >= self.config.patience:
             return True
         best, enough = self.scores.get("best"), self.config.stop_at
@@ -306,8 +278,3 @@ class ResumableRun:
     def _since_best(self) -> int:
         """How many evaluations in a row were no better than the best."""
         return int(self.scores["last"]["since_best"]) if {"last", "best"} <= self.scores.keys() else 0
-
-
-def _as_list(random: Any) -> list[Any]:
-    """The random numbers of every rank that there was."""
-    return random if isinstance(random, list) else [random]

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, and refused if they have changed since or are not what they should be.
+"""Checkpoints: written whole or not at all, and refused if they have changed since.
 
 A checkpoint is a safetensors file. Its tensors have names such as `optimizer.state.0.exp_avg`; everything else is JSON
 in the metadata, where `{"<tensor>": name}` stands for each tensor, with a digest of all of it. Several ranks write a
-folder of such files (`distributed_checkpoint.py`).
+folder of such files (`_distributed_checkpoint.py`).
 """
 
 import json
@@ -50,8 +50,6 @@ def with_versions(payload: Payload) -> Payload:
     return {"format": _FORMAT, "versions": versions(), **payload}
 
 
-# --- tensors apart from the rest ---
-
 _TENSOR, _ITEMS = "<tensor>", "<items>"
 _PLAIN = "plain data: numbers, strings, None and tensors, in lists and dicts"
 
@@ -65,7 +63,7 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
         if isinstance(value, Tensor):
             # FSDP pads memory, so even a rank without a part of a tied tensor counts it once.
             here = value.to_local() if hasattr(value, "to_local") else value
-            memory = _address(here)
+            memory = here.untyped_storage().data_ptr()
             key = (memory, here.storage_offset(), value.shape, here.stride(), here.dtype) if memory else name
             if key not in names:
                 while name in tensors:  # a key with a dot can lead to the same name
@@ -87,14 +85,6 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
     return {key: walk(value, key) for key, value in payload.items()}, tensors
 
 
-def _address(tensor: Tensor) -> int:
-    """Where a tensor's memory begins; 0 for one of a device without addresses."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0
-
-
 def join_tensors(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Put tensors back where `split_tensors` took them from."""
     if isinstance(plain, list):
@@ -105,9 +95,6 @@ def join_tensors(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[plain[_TENSOR]]
     items = plain[_ITEMS] if plain.keys() == {_ITEMS} else plain.items()
     return {key: join_tensors(item, tensors) for key, item in items}
-
-
-# --- one file ---
 
 
 def _save_checkpoint(path: Path, payload: Payload) -> None:
@@ -128,7 +115,7 @@ def _save_checkpoint(path: Path, payload: Payload) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in NO_ROOM:
-            needed = len(metadata[_METADATA]) + sum(tensor.nbytes for tensor in tensors.values())
+            needed = sum(tensor.nbytes for tensor in tensors.values())
             reason += f"; it needs about {needed:,} bytes, and {free_bytes(path.parent):,} are free"
         got = f"a checkpoint that cannot be written ({reason})"
         raise OSError(sentence(str(path), got, "a file that can be written")) from error
@@ -149,7 +136,12 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
     if not path.exists():
         raise CheckpointError(sentence("checkpoint", f"{path}, which does not exist", _CHECKPOINT))
     try:
-        payload = _load_folder(path, target) if path.is_dir() else _load_file(path, device)
+        if path.is_dir():
+            from recurra.train._distributed_checkpoint import load_sharded  # slow to import
+
+            payload = load_sharded(path, target)
+        else:
+            payload = _load_file(path, device)
         if (found := payload.get("format")) != _FORMAT:
             raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
         for weights in (payload["model"], scored_weights(payload)):
@@ -188,12 +180,6 @@ def _copy(tensor: Tensor, device: torch.device | str, strides: list[int] | None)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device).copy_(tensor)
 
 
-def _load_folder(path: Path, target: "Target | None") -> Payload:
-    from recurra.train._distributed_checkpoint import load_sharded  # slow to import
-
-    return load_sharded(path, target)
-
-
 def is_checkpoint_file(path: Path) -> bool:
     """Say whether a path is a checkpoint rather than other weights: a file, or a folder of several ranks."""
     if path.is_dir():
@@ -223,8 +209,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
 class CheckpointFolder:
     """The checkpoints of one run: the newest few, one file per step, and the best one.
 
-    Several ranks write folders in place of files (`distributed_checkpoint.py`); both may lie side by side. Files carry
-    their step in the name and never move, so a killed process always leaves the last checkpoint in place.
+    Several ranks write folders in place of files; both may lie side by side. Files carry their step in the name and
+    never move, so a killed process always leaves the last checkpoint in place.
     """
 
     def __init__(self, path: Path, *, keep: int = 2) -> None:
@@ -286,16 +272,17 @@ class CheckpointFolder:
             how = f"once it can, continue with `recurra train --resume {self.path.parent}`"
             raise OSError(f"{error}: {how}; {stands}") from error
 
+    def _after(self, step: int) -> list[Path]:
+        return [path for path in self.steps() if path.stem > self._file(step).stem]
+
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints of later steps: a run that goes back to `step` writes them again."""
-        for path in self.steps():
-            if path.stem > self._file(step).stem:
-                discard(path)
+        for path in self._after(step):
+            discard(path)
 
     def require_none_after(self, step: int) -> None:
         """Refuse (FileExistsError) checkpoints of later steps, which would be taken for those of this run."""
-        later = [path for path in self.steps() if path.stem > self._file(step).stem]
-        if later:
+        if later := self._after(step):
             expected = f"a folder without checkpoints after step {step}"
             hint = f"resume that run, or choose another folder than {self.path.parent}"
             raise FileExistsError(sentence("the run's folder", f"one with {later[-1].name}", expected, hint))
@@ -318,7 +305,7 @@ class CheckpointFolder:
     def load(
         self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
     ) -> tuple[Path, Payload]:
-        """Find and read a checkpoint, as `load_checkpoint`; a CheckpointError offers an older one if there is one."""
+        """Find and read a checkpoint; a CheckpointError offers an older one if there is one."""
         path = self.find(which)
         try:
             return path, load_checkpoint(path, device, target=target)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -14,7 +14,7 @@ from recurra.checks import (
     fields_of,
     require,
     require_at_least,
-    require_choice,
+    require_literal,
     require_positive,
     require_probability,
     require_whole_number,
@@ -22,9 +22,6 @@ from recurra.checks import (
 )
 from recurra.registry import Registry
 from recurra.train._muon import Muon
-
-_LARGEST_SIDE = 1024
-"""A side of a matrix with more rows or columns than this, such as a vocabulary, keeps its own basis."""
 
 
 def _soap(
@@ -46,7 +43,8 @@ def _soap(
         if hasattr(parameter, "device_mesh"):  # its statistics need whole gradients
             raise ValueError(sentence("training.strategy", "fsdp", "ddp with optimizer.algorithm soap"))
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0}
-    return SOAP(groups, precondition_frequency=precondition_frequency, max_precondition_dim=_LARGEST_SIDE, **options)
+    # A side of a matrix with more rows or columns than 1024, such as a vocabulary, keeps its own basis.
+    return SOAP(groups, precondition_frequency=precondition_frequency, max_precondition_dim=1024, **options)
 
 
 _Factory = TypeVar("_Factory", bound=Callable[..., Optimizer])
@@ -74,11 +72,9 @@ def optimizer_factory(name: str, options: dict[str, Any]) -> Callable[..., Optim
     parameters = inspect.signature(factory).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         allowed = [parameter.name for parameter in [*parameters][1:] if parameter.name != "lr"]  # without the groups
-        for option in options:
-            if option not in allowed:
-                others = ", ".join(allowed)
-                got = f"options with {option!r} for {name}"
-                raise ValueError(sentence("optimizer.own_options", got, f"some of {others}"))
+        if unknown := [option for option in options if option not in allowed]:
+            got = f"options with {unknown[0]!r} for {name}"
+            raise ValueError(sentence("optimizer.own_options", got, f"some of {', '.join(allowed)}"))
     return factory
 
 
@@ -88,7 +84,6 @@ register_optimizer("muon")(Muon)
 register_optimizer("soap")(_soap)
 
 
-# --- how a run optimises, schedules its learning rate and keeps its books: one field per decision ---
 # Every config checks itself when it is made and refuses impossible values, naming the field as a recipe spells it.
 
 
@@ -306,20 +301,16 @@ class TrainingConfig:
         is_possible = self.stop_at is None or 0 < self.stop_at <= highest
         require(is_possible, "training.stop_at", self.stop_at, f"{self.monitor} {expected}, or null")
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
-        alone = self.sequence_parallel == 1 or not self.change_penalty
-        expected = "0 with training.sequence_parallel, which cuts sequences where it would compare steps"
-        require(alone, "training.change_penalty", self.change_penalty, expected)
         for name, expected in {
+            "change_penalty": "0 with training.sequence_parallel, which cuts sequences where it would compare steps",
             "checkpoint_blocks": "false with training.sequence_parallel, whose exchanges cannot be repeated",
             "compile": "false with training.sequence_parallel, whose exchanges cannot be compiled",
         }.items():
             value = getattr(self, name)
             require(self.sequence_parallel == 1 or not value, f"training.{name}", value, expected)
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
-        require_choice(("32-true", "bf16-mixed", "auto"), **fields_of(self, "training", "precision"))
-        require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
-        require_choice(("auto", "ddp", "fsdp"), **fields_of(self, "training", "strategy"))
-        require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
+        for name in ("precision", "accelerator", "strategy", "monitor"):
+            require_literal(get_type_hints(type(self))[name], **fields_of(self, "training", name))
 
     def n_steps(self, n_batches: int) -> tuple[int, int]:
         """Count the updates in an epoch of `n_batches` batches, and in the whole run."""

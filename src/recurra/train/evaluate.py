@@ -30,34 +30,22 @@ def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
 
 
 def scaled_accuracy(accuracy: float, n_classes: int) -> float:
-    """Return the accuracy with chance as 0 and no mistake as 1, as papers on state tracking report it.
-
-    Args:
-        accuracy: the share of correct predictions.
-        n_classes: the values that a target may take, all equally likely; at least 2.
-    """
+    """Return the accuracy with chance, one of `n_classes`, as 0 and no mistake as 1: as state tracking is reported."""
     chance = 1.0 / n_classes
     return (accuracy - chance) / (1.0 - chance)
 
 
-def _accuracy_by_span(correct: Bool[Tensor, "..."], spans: Integer[Tensor, "..."]) -> SpanAccuracy:
+def _accuracy_by_span(correct: Bool[Tensor, " n"], spans: Integer[Tensor, " n"]) -> SpanAccuracy:
     """Count correct positions by memory span: how many tokens the target at a position depends on."""
-    spans = spans.reshape(-1).long()
-    n_bins = int(spans.max()) + 1
-    return SpanAccuracy(
-        edges=torch.arange(n_bins + 1),
-        n_correct=torch.bincount(spans[correct.reshape(-1)], minlength=n_bins).cpu(),
-        counts=torch.bincount(spans, minlength=n_bins).cpu(),
-    )
+    counts = torch.bincount(spans)
+    n_correct = torch.bincount(spans[correct], minlength=len(counts))
+    return SpanAccuracy(edges=torch.arange(len(counts) + 1), n_correct=n_correct.cpu(), counts=counts.cpu())
 
 
 class AroundResets:
-    """Counts correct predictions before the first reset of each sequence, and from it on (GateLoop, section 5.1).
+    """An observer that counts correct predictions before the first reset of each sequence, and from it on.
 
-    Until then, a model only has to remember. What a model scores below that afterwards, it fails to forget. Called with
-    each batch and its predictions, as `evaluate` calls its observer.
-
-    reset_token: the token that resets.
+    Until then, a model only has to remember. What it scores below that afterwards, it fails to forget (GateLoop, 5.1).
     """
 
     def __init__(self, reset_token: int) -> None:
@@ -102,15 +90,11 @@ class EvaluationResult(NamedTuple):
     tokens_per_second: float
 
 
-_Observer = Callable[[Batch, Tensor], None]
-"""Called with each batch and the likeliest prediction at each of its positions, (B, L) int64 on the CPU."""
-
-
 def evaluate(
     model: nn.Module,
     source: BatchSource,
     *,
-    observe: _Observer | None = None,
+    observe: Callable[[Batch, Tensor], None] | None = None,
     temperature: float = 1.0,
     total: Callable[..., list[float]] | None = None,
 ) -> EvaluationResult:
@@ -123,13 +107,16 @@ def evaluate(
         model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes), if it `forms_logits` or has
             no `loss`; otherwise as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats.
         source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
-        observe: called with every batch and its predictions.
+        observe: called with every batch and the likeliest prediction at each position, (B, L) int64 on the CPU.
         temperature: logits are divided by it. Above 1 it mends a model that is too sure of itself.
         total: for ranks that each read a part of the batches: adds up numbers over them. The scores are then those of
             all parts, on every rank.
     """
     require_positive(temperature=temperature)
-    by_logits = _needs_logits(model, observe, temperature)
+    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
+    if observe is not None and not by_logits:
+        got = f"{kind_of(observe)}, with a {type(model).__name__}"
+        raise ValueError(sentence("observe", got, "None", "this model computes its loss without predictions"))
     device = next(model.parameters()).device
     # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
     summed = torch.zeros((), dtype=torch.float64, device=device)
@@ -196,11 +183,7 @@ def evaluate_by_span(
 ) -> tuple[EvaluationResult, SpanAccuracy]:
     """Evaluate, and count correct predictions by memory span: how far back the target depends on the input.
 
-    Args:
-        model: as for `evaluate`.
-        source: as for `evaluate`.
-        spans: a function from inputs (B, L) to the memory span of each position, (B, L) integers, such as
-            `recurra.data.memory_horizon.memory_spans`.
+    spans: from inputs (B, L) to the memory span of each position, (B, L) integers, as `memory_spans`.
     """
     correct: list[Tensor] = []
     reach: list[Tensor] = []
@@ -237,15 +220,6 @@ def _outputs(
         else:
             output, state = cast(Any, model).loss(inputs, targets, carried, **extra)
         yield batch, targets, output
-
-
-def _needs_logits(model: nn.Module, observe: _Observer | None, temperature: float) -> bool:
-    """Whether the scores come from logits, and not from the losses that a model computes without them."""
-    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
-    if observe is not None and not by_logits:
-        got = f"{kind_of(observe)}, with a {type(model).__name__}"
-        raise ValueError(sentence("observe", got, "None", "this model computes its loss without predictions"))
-    return by_logits
 
 
 @contextmanager

@@ -92,29 +92,12 @@ def sections_of(experiment: str) -> dict[str, type]:
     return {"data": task.data, "model": model.config, **_SECTIONS}
 
 
+_RUN_ONLY = (
+    "epochs max_steps accelerator threads strategy sequence_parallel checkpoint_blocks asynchronous_saving log_every "
+    "eval_every save_every keep_checkpoints tensorboard patience stop_at compile"
+)
 RESUMABLE = frozenset(
-    [
-        "data.path",
-        "data.poses",
-        "data.cache",
-        "averaging.start_step",
-        "training.epochs",
-        "training.max_steps",
-        "training.accelerator",
-        "training.threads",
-        "training.strategy",
-        "training.sequence_parallel",
-        "training.checkpoint_blocks",
-        "training.asynchronous_saving",
-        "training.log_every",
-        "training.eval_every",
-        "training.save_every",
-        "training.keep_checkpoints",
-        "training.tensorboard",
-        "training.patience",
-        "training.stop_at",
-        "training.compile",
-    ]
+    ["data.path", "data.poses", "data.cache", "averaging.start_step", *(f"training.{n}" for n in _RUN_ONLY.split())]
 )
 """The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any
 other setting would either have no effect (a seed) or make the rest of the run another experiment."""
@@ -122,13 +105,14 @@ other setting would either have no effect (a seed) or make the rest of the run a
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:
     """Write the experiment as dicts, lists, strings and numbers, for YAML files and checkpoints."""
-    return _plain(asdict(experiment))
+    plain: dict[str, Any] = _with_lists(asdict(experiment))
+    return plain
 
 
-def _plain(value: Any) -> Any:
+def _with_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config: str, checkpoint: str) -> None:
@@ -151,10 +135,9 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
 
 def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     """Let the weights of a mixture have numbers in place of folders, which may lie elsewhere now."""
-    data = plain.get("data")
-    if not (isinstance(data, Mapping) and isinstance(mixture := data.get("mixture"), Mapping)):
+    if not (mixture := plain["data"].get("mixture")):
         return plain
-    return {**plain, "data": {**data, "mixture": {str(n): weight for n, weight in enumerate(mixture.values())}}}
+    return {**plain, "data": {**plain["data"], "mixture": dict(zip(map(str, range(len(mixture))), mixture.values()))}}
 
 
 def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:
@@ -165,18 +148,15 @@ def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Find the dotted keys in which two experiments as plain data differ, with both values; a missing key has None."""
-    before, now = dict(_flat(one)), dict(_flat(other))
-    return {
-        key: (before.get(key), now.get(key))
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    }
+    before, now = dict(flat(one)), dict(flat(other))
+    both = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested dicts by their dotted keys."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

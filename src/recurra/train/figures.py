@@ -22,13 +22,9 @@ from recurra.data.batches import Split
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
-from recurra.train.experiment import Experiment
 from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe
-from recurra.train.run import AGAIN, Run, find_scores, open_run, score_by_span, staleness
-
-_SMOOTHING = 9
-"""Neighbouring spans whose positions are pooled into one point of Figure 7."""
+from recurra.train.run import AGAIN, Run, find_scores, open_run, staleness
 
 
 def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
@@ -44,7 +40,7 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     require_different_names(runs)
     # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
     gates = {run.name: gates_of(run) for run in runs}
-    spans = {run.name: score_by_span(run)[1] for run in runs if run.task.has_spans}
+    spans = {run.name: run.task.score_by_span(run)[1] for run in runs if run.task.has_spans}
     scores = {run.name: _checked_scores(run, *run.task.drawn_scores) for run in runs if run.task.drawn_scores}
     metrics = _curves(runs)
     files = [file for run in runs for file in draw_gates(run, gates[run.name])]
@@ -106,34 +102,25 @@ def draw_comparison(
     if spans:
         chances = {1 / run.data.output_size for run in runs if run.name in spans}
         chance = chances.pop() if len(chances) == 1 else None
-        files += save(accuracy_over_span(spans, smoothing=_SMOOTHING, chance=chance), folder, "accuracy-by-span")
+        files += save(accuracy_over_span(spans, smoothing=9, chance=chance), folder, "accuracy-by-span")
     return files
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     """The logs of the runs that have records: one that was converted, or killed before its first record, has none."""
-    rows = {run.name: _curve_rows(run) for run in runs if run.folder.metrics.is_file()}
-    return {name: records for name, records in rows.items() if records}
-
-
-def _curve_rows(run: Run) -> list[dict[str, Any]]:
-    """Read a run's log, with what else its curves show: the perplexity of a text run."""
-    rows = read_metrics(run.folder.metrics)
-    run.task.curve(rows)
-    return rows
+    logs = {run.name: read_metrics(run.folder.metrics) for run in runs if run.folder.metrics.is_file()}
+    for run in runs:
+        run.task.curve(logs.get(run.name, []))
+    return {name: records for name, records in logs.items() if records}
 
 
 # --- gradients between segments ---
 
 
 def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_up: int = 4) -> Tensor:
-    """Read the tokens to measure on, (1, L), from the start of a split.
+    """Read the tokens to measure on, (1, L), from the start of a split: `segments` after `warm_up` others.
 
-    Args:
-        run: a text run of a Compact Recurrent Transformer.
-        split: where the text is from.
-        segments: segments to measure, at least 2.
-        warm_up: segments to read before them, so that the memory is no longer zeros.
+    The run is one of a Compact Recurrent Transformer over text. After the warm-up, its memory is no longer zeros.
     """
     try:
         memory_rnn(run.model)
@@ -153,14 +140,7 @@ def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_
 
 
 def measure_gradients(run: Run, tokens: Tensor, *, warm_up: int = 4, track: Track = untracked) -> GradientFlow:
-    """Measure ||dy_k/dy_i|| between the segments of `tokens`, and its bounds.
-
-    Args:
-        run: a text run of a Compact Recurrent Transformer.
-        tokens: what `measured_tokens` gave, with the same `warm_up`.
-        warm_up: segments to read before the measured ones.
-        track: shows progress.
-    """
+    """Measure ||dy_k/dy_i|| between the segments of what `measured_tokens` gave, and its bounds."""
     model = run.model
     assert isinstance(model, CompactRecurrentTransformer)
     border = warm_up * model.config.segment_length
@@ -172,26 +152,17 @@ def measure_gradients(run: Run, tokens: Tensor, *, warm_up: int = 4, track: Trac
 def write_gradients(run: Run, options: Mapping[str, Any], flow: GradientFlow) -> Path:
     """Write RUN/gradients.json: the options, and every measured number with the positions it belongs to."""
     path = run.folder.path / "gradients.json"
+    text = json.dumps({**options, **asdict(flow)}, indent=2, default=Tensor.tolist)
     with replacing(path) as file:
-        file.write((json.dumps({**options, **_plain(asdict(flow))}, indent=2) + "\n").encode())
+        file.write((text + "\n").encode())
     return path
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value.tolist() if isinstance(value, Tensor) else value
 
 
 # --- cost ---
 
 
 class CostRow(NamedTuple):
-    """The cost of a recipe's or run's model.
-
-    name: what it was called. kind: of model. published: by the paper's formula; None if the paper has none.
-    measured: counted.
-    """
+    """The cost of the model of a recipe or run `name`: by the paper's formula, if it has one, and counted."""
 
     name: str
     kind: str
@@ -216,24 +187,26 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     """
     run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
     experiment = load_recipe(word, overrides) if run is None else run.experiment
-    # refuses a model that cannot be counted before its data are opened, or even generated
-    experiment.task.n_steps(experiment)
+    # first: it refuses a model that cannot be counted, before its data are opened, or even generated
+    n_steps = experiment.task.n_steps(experiment)
     sizes: DataSizes | VideoSizes
     if vocabulary is not None:
         require_at_least(1, vocabulary=vocabulary)
         sizes = experiment.task.sizes_of_vocabulary(experiment, vocabulary)
+    elif run is not None:
+        sizes = run.sizes()
     else:
-        sizes = _sizes(word, experiment) if run is None else run.sizes()
+        try:
+            sizes = experiment.sizes(experiment.build_data())
+        except (OSError, ValueError) as error:
+            if not experiment.task.has_tokenizer():
+                raise
+            hint = "without the corpus, give the size of its vocabulary, as in --vocabulary 10000"
+            raise ValueError(f"{word}: {error}\n{hint}") from error
     with on_meta():
         model: Any = experiment.model.build(sizes)
-    return _model_cost(word, experiment, model)
-
-
-def _model_cost(name: str, experiment: Experiment, model: Any) -> CostRow:
-    """Count the cost of an experiment's model."""
-    n_steps = experiment.task.n_steps(experiment)
     measured = measured_cost(model, n_steps)
-    return CostRow(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
+    return CostRow(word, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
 
 
 def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
@@ -251,14 +224,3 @@ def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[
         name = row.kind if len(depths) == 1 else f"{row.kind}, {row.n_layer} layers"
         curves.setdefault(name, []).append(CostPoint(row.segment_length, row.measured.block_flops, perplexity))
     return curves
-
-
-def _sizes(word: str, experiment: Experiment) -> DataSizes | VideoSizes:
-    try:
-        return experiment.sizes(experiment.build_data())
-    except (OSError, ValueError) as error:
-        if not experiment.task.has_tokenizer():
-            raise
-        raise ValueError(
-            f"{word}: {error}\nwithout the corpus, give the size of its vocabulary, as in --vocabulary 10000"
-        ) from error

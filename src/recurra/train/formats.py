@@ -10,11 +10,10 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import yaml
@@ -34,7 +33,6 @@ from recurra.convert.published.folder import (
 )
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import entry_of
-from recurra.models.shell import LanguageModelShell
 from recurra.streams.continuation import start_of
 from recurra.train._resumable import Position
 from recurra.train.checkpoint import CheckpointFolder
@@ -80,27 +78,8 @@ def convert_model(
         raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
     if target.resolve() == source.resolve():
         raise ValueError(sentence("target", f"{target}, which is the source", "another name"))
-    return _write_model(
-        _read_model(source, checkpoint=checkpoint, overrides=overrides), to, target, source=source, force=force
-    )
-
-
-def _read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> PortableModel:
-    """Read a model in any format; `checkpoint` and `overrides` are for runs, as in `open_run`."""
-    found = _format_of(path)
-    if found != "run":
-        if overrides or checkpoint != "best":
-            hint = "--checkpoint and values of a recipe are for runs"
-            raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", hint))
-        return _reader(found)(path)
-    run = open_run(path, checkpoint=checkpoint, overrides=overrides)
-    tokenizer = run.tokenizer  # first: only text runs have one
-    return PortableModel(run.model, tokenizer, to_plain(run.experiment), run.step)
-
-
-def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path, force: bool = False) -> float:
-    """Write a model in a format, and compare what was written with it before it is put in place."""
     require_choice(FORMATS, to=to)
+    portable = _read_model(source, checkpoint=checkpoint, overrides=overrides)
     occupied = _require_free(to, target, force)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -109,7 +88,7 @@ def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path
         else:
             writers = {"safetensors": save_single_file, "published": to_huggingface}
             (writers.get(to) or _huggingface().save_folder)(portable, scratch)
-        difference = _require_same(portable, _reader(to)(scratch), target)
+        difference = _require_same(portable, _read_model(scratch, to), target)
         if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
             got = "that of another model, and the new one has none"
             raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
@@ -122,12 +101,23 @@ def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path
     return difference
 
 
-def _reader(kind: str) -> Callable[[Path], PortableModel]:
-    if kind == "hf":
-        reader: Callable[[Path], PortableModel] = _huggingface().load_folder
-        return reader
-    published = lambda path: without_unused_tokens(from_huggingface(path))  # noqa: E731
-    return {"safetensors": load_single_file, "run": _read_model, "published": published}[kind]
+def _read_model(
+    path: Path, found: str | None = None, *, checkpoint: str = "best", overrides: Sequence[str] = ()
+) -> PortableModel:
+    """Read a model in any format; `checkpoint` and `overrides` are for runs, as in `open_run`."""
+    found = found or _format_of(path)
+    if found != "run" and (overrides or checkpoint != "best"):
+        hint = "--checkpoint and values of a recipe are for runs"
+        raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", hint))
+    if found == "hf":
+        return _huggingface().load_folder(path)
+    if found == "safetensors":
+        return load_single_file(path)
+    if found == "published":
+        return without_unused_tokens(from_huggingface(path))
+    run = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    tokenizer = run.tokenizer  # first: only text runs have one
+    return PortableModel(run.model, tokenizer, to_plain(run.experiment), run.step)
 
 
 def _require_same(
@@ -173,7 +163,7 @@ def _put(scratch: Path, target: Path) -> None:
         file.replace(place)
 
 
-def _huggingface() -> ModuleType:
+def _huggingface() -> Any:
     try:
         import recurra.convert.huggingface
     except ImportError as error:
@@ -183,9 +173,6 @@ def _huggingface() -> ModuleType:
 
 # --- runs ---
 
-_UNKNOWN_CORPUS = "unknown"
-"""data.path of a run whose corpus is not known."""
-
 
 def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path) -> None:
     """Write a model as a run."""
@@ -194,10 +181,19 @@ def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path
     folder = RunFolder(path)
     with replacing(folder.tokenizer) as file:
         file.write(tokenizer_to_json(portable.tokenizer).encode())
-    plain = portable.experiment or _unknown_experiment(portable, target)
-    folder.write_config(yaml.safe_dump(plain))
+    lines = [
+        f"Made by `recurra convert` from {source}.",
+        "Without the optimiser's state this run can be evaluated and generated from, not resumed. It has no log.",
+    ]
+    if portable.experiment is None:
+        lines += [
+            "How the model was trained is not known. The values of `model`, `data.vocabulary` and, if the model has",
+            "segments, `data.segment_length` are the model's own; all others are defaults, not what it was trained",
+            "with. To evaluate it, name a corpus with --data.path FOLDER; it is read with `data.tokenizer`.",
+        ]
+    folder.write_config(yaml.safe_dump(portable.experiment or _unknown_experiment(portable, target)))
     experiment = load_recipe(folder.config)
-    folder.write_config(_header(portable, source) + to_yaml(experiment))
+    folder.write_config("".join(f"# {line}\n" for line in lines) + to_yaml(experiment))
     payload = {
         "config": to_plain(experiment),
         "position": asdict(Position(step=portable.step or 0)),
@@ -221,7 +217,7 @@ def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]
     config: Any = portable.model.config
     words = "words" if type(portable.tokenizer).__name__ == "Vocabulary" else "bpe"
     data = {
-        "path": _UNKNOWN_CORPUS,
+        "path": "unknown",
         "vocabulary": words,
         # A corpus is then read with the model's vocabulary instead of one of its own.
         "tokenizer": str(RunFolder(target).tokenizer.resolve()),
@@ -229,20 +225,6 @@ def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]
     if hasattr(config, "segment_length"):
         data["segment_length"] = config.segment_length
     return {"experiment": experiment_name(find_task("text"), entry), "data": data, "model": config.without_sizes()}
-
-
-def _header(portable: PortableModel, source: Path) -> str:
-    lines = [
-        f"Made by `recurra convert` from {source}.",
-        "Without the optimiser's state this run can be evaluated and generated from, not resumed. It has no log.",
-    ]
-    if portable.experiment is None:
-        lines += [
-            "How the model was trained is not known. The values of `model`, `data.vocabulary` and, if the model has",
-            "segments, `data.segment_length` are the model's own; all others are defaults, not what it was trained",
-            "with. To evaluate it, name a corpus with --data.path FOLDER; it is read with `data.tokenizer`.",
-        ]
-    return "".join(f"# {line}\n" for line in lines)
 
 
 # --- ONNX, with the tokenizer and a program that needs neither this package nor PyTorch ---
@@ -256,13 +238,6 @@ class OnnxExport(NamedTuple):
     int8_difference: float | None
 
 
-def _onnx_files(path: Path) -> tuple[Path, ...]:
-    """Name the three files of an export: FILE.onnx, FILE.tokenizer.json and FILE.py."""
-    if path.suffix != ".onnx":
-        raise ValueError(sentence("FILE", str(path), "a name that ends in .onnx"))
-    return path, path.with_suffix(".tokenizer.json"), path.with_suffix(".py")
-
-
 def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False) -> OnnxExport:
     """Write a text run as ONNX, and compare the logits with the model's in onnxruntime before anything is put in place.
 
@@ -272,7 +247,9 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
         int8: store matrices as 8-bit integers, which is smaller and less exact.
         force: overwrite files that exist.
     """
-    files = _onnx_files(path)
+    if path.suffix != ".onnx":
+        raise ValueError(sentence("FILE", str(path), "a name that ends in .onnx"))
+    files = path, path.with_suffix(".tokenizer.json"), path.with_suffix(".py")
     existing = [file for file in files if file.exists()]
     if existing and not force:
         got = f"{existing[0]}, which exists"
@@ -288,8 +265,8 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
         raise ValueError(f"the extra export is missing: pip install 'recurra[export]' ({error})") from error
 
     tokenizer = fast_tokenizer(encoder).backend_tokenizer.to_str()
-    if isinstance(encoder, Vocabulary):
-        tokenizer = _without_special_tokens(tokenizer)
+    if isinstance(encoder, Vocabulary):  # in a run, <eos> is a word like any other, and no special token
+        tokenizer = json.dumps(json.loads(tokenizer) | {"added_tokens": []}, ensure_ascii=False)
     content = onnx_file.to_onnx(model, tokenizer=tokenizer)
     difference = onnx_file.largest_difference(model, OnnxModel(content.SerializeToString()))
     if not difference <= onnx_file.LARGEST_DIFFERENCE:
@@ -306,11 +283,6 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
         with replacing(file) as opened:
             opened.write(data)
     return OnnxExport(files, difference, int8_difference)
-
-
-def _without_special_tokens(tokenizer: str) -> str:
-    """Strip the JSON of words of its special tokens: as in a run, <eos> is a word like any other."""
-    return json.dumps(json.loads(tokenizer) | {"added_tokens": []}, ensure_ascii=False)
 
 
 # --- a static folder that runs in a browser ---
@@ -384,23 +356,8 @@ def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict
     if is_text := run.task.has_tokenizer():
         files[tokenizer] = tokenizer_to_json(run.tokenizer).encode()
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
-    described = _explored(run, model) | {
-        "weights": weights,
-        "file": file,
-        "sha256": digests[file],
-        "tokenizer": tokenizer if is_text else None,
-        "tokenizer_sha256": digests.get(tokenizer),
-        "tolerance": _WEBGPU_TOLERANCE[weights],
-        "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
-    }
-    return described, files, difference
-
-
-def _explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
-    """Describe a run for the explorer, as JSON."""
     config: Any = model.config
-    layers = gate_layers(model)
-    return {
+    described = {
         "name": run.name,
         "task": _require_task(run),
         "vocab_size": config.vocab_size,
@@ -410,8 +367,16 @@ def _explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
         "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "state_bytes": 4 * sum(math.prod(tensor.shape) for tensor in state_tensors(model)),
         "cache_bytes_per_token": 2 * 2 * config.n_layer * config.d_model,
-        "gates": [{"layer": layer.layer, "channels": layer.channels} for layer in layers],
+        "gates": [{"layer": layer.layer, "channels": layer.channels} for layer in gate_layers(model)],
+        "weights": weights,
+        "file": file,
+        "sha256": digests[file],
+        "tokenizer": tokenizer if is_text else None,
+        "tokenizer_sha256": digests.get(tokenizer),
+        "tolerance": _WEBGPU_TOLERANCE[weights],
+        "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
     }
+    return described, files, difference
 
 
 def _require_task(run: Run) -> dict[str, Any]:

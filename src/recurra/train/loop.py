@@ -15,21 +15,18 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.state import detach
-from recurra.train._distributed import Ranks, local, whole
-from recurra.train._process import StopSignal, hardware, precision_note
-from recurra.train._resumable import OpenData, ResumableRun
+from recurra.train._process import Ranks, StopSignal, hardware, local, precision_note, whole
+from recurra.train._resumable import ResumableRun
 from recurra.train.checkpoint import Payload, versions
 from recurra.train.experiment import Experiment
-from recurra.train.metrics import JsonLog, MetricLog, RunningSums, RunProgress, TensorBoardLog
-from recurra.train.optimizer import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
+from recurra.train.metrics import JsonLog, RunningSums, RunProgress, TensorBoardLog
+from recurra.train.optimizer import learning_rate_factor
 from recurra.train.run_folder import RunFolder
 from recurra.train.sequence_parallel import final_state
-
-_Evaluate = Callable[..., Any]
-"""Called with a model and a `BatchSource`; returns `loss` (nats per target) and `accuracy` (None if not measured)."""
 
 
 class TrainingDiverged(FloatingPointError):
@@ -42,19 +39,23 @@ class Trainer(ResumableRun):
     Args:
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
-        evaluate: scores a model on a split, in float32; several ranks pass `total`, which adds up numbers over them.
+        evaluate: called with a model and a `BatchSource`; returns `loss` (nats per target) and `accuracy` (None if not
+            measured). Several ranks pass `total`, which adds up numbers over them.
         open_data: opens the data, as one rank reads them; None builds those of the experiment.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder, evaluate: _Evaluate, *, open_data: OpenData | None = None
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        evaluate: Callable[..., Any],
+        *,
+        open_data: Callable[[Experiment, Ranks], DataSet] | None = None,
     ) -> None:
         super().__init__(experiment, folder, open_data or _open)
         self.evaluate = evaluate
         self._is_new_best = False
         self._clock = perf_counter()
-
-    # --- the loop ---
 
     def fit(self, console: Console | None = None) -> StopSignal:
         """Train to the end, or until SIGINT, SIGTERM or SIGHUP; the last step is saved in a checkpoint.
@@ -79,11 +80,17 @@ class Trainer(ResumableRun):
 
     def _fit(self, console: Console) -> StopSignal:
         step = self.position.step
-        logs = self._open_logs() if self.ranks.is_first else []
+        logs: list[JsonLog | TensorBoardLog] = []
+        if self.ranks.is_first:
+            logs.append(JsonLog(self.folder.metrics, last_step=step))
+            if self.config.tensorboard:
+                logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
         progress = RunProgress(self.total_steps, step, console)
-        for note in filter(None, self._notes()):
+        asked, device = self._asked_precision, self.fabric.device.type
+        for note in filter(None, [precision_note(asked, self.config.precision, device), self.begin()]):
             progress.note(note)
-        open_files: list[RunProgress | MetricLog] = [progress, *logs]
+        for note in self._resumed_notes:
+            progress.note(note)
         try:
             with StopSignal() as stop:
                 self._loop(stop, logs, progress)
@@ -91,33 +98,22 @@ class Trainer(ResumableRun):
             with suppress(OSError):  # of a full disk: the first error is the one to report
                 if isinstance(error, TrainingDiverged):  # on all ranks together
                     self.checkpoints.finish()
-            with suppress(OSError):
-                _close(open_files)
+            for each in (progress, *logs):
+                with suppress(OSError):
+                    each.close()
             raise
-        _close(open_files)
+        for each in (progress, *logs):
+            each.close()
         self._write_summary()
         return stop
-
-    def _open_logs(self) -> list[MetricLog]:
-        step = self.position.step
-        logs: list[MetricLog] = [JsonLog(self.folder.metrics, last_step=step)]
-        if self.config.tensorboard:
-            logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
-        return logs
 
     def _write_summary(self, steps: int | None = None) -> None:
         """Write the results so far; `steps`: of the last checkpoint, if that is not of this step."""
         if self.ranks.is_first:
             of_last = {} if steps is None else {"steps": steps, "epochs": steps / self.steps_per_epoch}
-            self.folder.write_summary(self.summary() | of_last)
+            write_json(self.folder.summary, self.summary() | of_last)
 
-    def _notes(self) -> Iterator[str]:
-        yield precision_note(self._asked_precision, self.config.precision, self.fabric.device.type)
-        yield self.begin()
-        yield from self._resumed_notes
-        yield warm_up_note(self.total_steps, self.experiment.schedule)
-
-    def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
+    def _loop(self, stop: StopSignal, logs: Sequence[JsonLog | TensorBoardLog], progress: RunProgress) -> None:
         self._clock = perf_counter()
         stopping, saved_at = False, self.position.step
         while not self.finished and not stopping:
@@ -151,8 +147,11 @@ class Trainer(ResumableRun):
             at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
         )
         last = min(at.batch + self.config.accumulate, len(self.source))
-        scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
-        scale_learning_rates(self.optimizer, scheduled)
+        if hasattr(self.source, "relative_length"):  # a short step would otherwise count as much as a long one
+            drawn = sum(self.source.relative_length(at.epoch, number) for number in range(at.batch, last))
+            scheduled *= float(drawn) / (last - at.batch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = scheduled * group["peak_lr"]
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
@@ -197,8 +196,6 @@ class Trainer(ResumableRun):
         norm = self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
         assert norm is not None
         return whole(norm)
-
-    # --- records and results ---
 
     def _record(self, gradient_norm: Tensor) -> dict[str, Any]:
         """Return the record that is due after this step; empty if none is."""
@@ -295,8 +292,6 @@ class Trainer(ResumableRun):
             "hardware": hardware(),
         }
 
-    # --- time ---
-
     def _due(self, every: int) -> bool:
         return self.position.step % every == 0 or self.finished
 
@@ -317,8 +312,3 @@ class Trainer(ResumableRun):
 
 def _open(experiment: Experiment, ranks: Ranks) -> DataSet:
     return experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
-
-
-def _close(open_files: Sequence[RunProgress | MetricLog]) -> None:
-    for each in open_files:
-        each.close()

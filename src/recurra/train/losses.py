@@ -13,7 +13,7 @@ from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource
 from recurra.layers.embeddings import few_targets
 from recurra.models.language_model import LanguageModel
 from recurra.models.shell import LanguageModelShell
-from recurra.train._distributed import Ranks
+from recurra.train._process import Ranks
 from recurra.train.config import TrainingConfig
 from recurra.train.metrics import RunningSums
 from recurra.train.sequence_parallel import Pieces, in_pieces
@@ -59,7 +59,15 @@ def checkpointed(
         ValueError: targets, mask or reset are not as long as x, or there are targets without a loss.
     """
     require_whole_number(1, piece=piece)
-    _check(x, loss, targets, mask=mask, reset=reset)
+    require_tensor("x", x)
+    if x.dim() < 2:
+        raise ValueError(sentence("x", kind_of(x), "at least two dimensions, (B, L, ...)"))
+    if targets is not None and loss is None:
+        raise ValueError(sentence("targets", kind_of(targets), "None without a loss that takes them"))
+    for name, one in {"targets": targets, "mask": mask, "reset": reset}.items():
+        if one is not None and one.shape[:2] != x.shape[:2]:
+            expected = f"({', '.join(map(str, x.shape[:2]))}, ...), as x"
+            raise ValueError(sentence(name, f"of shape {tuple(one.shape)}", expected))
     pieces = x.split(piece, 1)
     along = (mask, reset, targets)
     cut = (len(pieces) * (None,) if one is None else one.split(piece, 1) for one in along)
@@ -88,23 +96,11 @@ def _run(
     return loss(y) if targets is None else loss(y, targets), state
 
 
-def _check(x: Tensor, loss: Callable[..., Tensor] | None, targets: Tensor | None, **lengths: Tensor | None) -> None:
-    require_tensor("x", x)
-    if x.dim() < 2:
-        raise ValueError(sentence("x", kind_of(x), "at least two dimensions, (B, L, ...)"))
-    if targets is not None and loss is None:
-        raise ValueError(sentence("targets", kind_of(targets), "None without a loss that takes them"))
-    for name, along in (("targets", targets), *lengths.items()):
-        if along is not None and along.shape[:2] != x.shape[:2]:
-            expected = f"({', '.join(map(str, x.shape[:2]))}, ...), as x"
-            raise ValueError(sentence(name, f"of shape {tuple(along.shape)}", expected))
-
-
 class Levels:
     """Goes through the levels of a `LevelledSource`; any other source has one level, which never ends.
 
     A level is learned if the mean training loss of a whole epoch is below `level_loss`. The next one then begins with
-    the next epoch. What it depends on is in `state_dict`, so a resumed run takes the same steps.
+    the next epoch.
     """
 
     def __init__(self, source: BatchSource, device: torch.device | str) -> None:
@@ -148,19 +144,11 @@ class Levels:
         """Continue from the numbers of `state_dict`."""
         self._enter(saved["level"])
         self._trained = self._level
-        self._sums.load_state_dict(saved["epoch"], ranks)
+        self._sums.load_state_dict(saved["epoch"], share=int(ranks.is_first))
 
 
 class Objective(nn.Module):
-    """A model as training calls it: inputs and targets in, what to minimise out.
-
-    One call of forward, so that DDP, FSDP and Fabric's precision see one module like any other.
-
-    Args:
-        model: the model in training.
-        config: the penalties, and how several ranks share the model.
-        pieces: the ranks that share a sequence, each of which computes a piece of it; None for whole sequences.
-    """
+    """A model as training calls it, once, so that DDP, FSDP and Fabric's precision see one module like any other."""
 
     def __init__(self, model: nn.Module, config: TrainingConfig, pieces: Pieces | None = None) -> None:
         super().__init__()
@@ -177,14 +165,7 @@ class Objective(nn.Module):
     def forward(
         self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
     ) -> tuple[Tensor, Tensor, Any]:
-        """Return the summed loss in nats, the sum to minimise and the next state.
-
-        Args:
-            inputs, targets: of a batch.
-            n_targets: how many targets count.
-            state: what the batch continues from; None for the start of streams.
-            extra: what else the model's loss takes.
-        """
+        """Return the summed loss in nats of a batch, the sum to minimise and the next state."""
         losses: list[Tensor] = []
 
         def run(entering: Any) -> tuple[Tensor, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import torch
 from rich.console import Console
@@ -20,29 +20,17 @@ from torch import Tensor
 from recurra._files.reading import parse_json, read_text, require_fields
 from recurra._files.writing import naming, replacing
 from recurra.checks import require, sentence
-from recurra.train._distributed import Ranks
+from recurra.train._process import Ranks
 
 _Record = Mapping[str, Any]
 
 Unit: TypeAlias = Literal["tokens", "frames"]
-UNITS: tuple[Unit, ...] = ("tokens", "frames")
 """The unit of the data: what its steps are, and how speed is counted."""
 
-
+_MEASURED = ("epoch", "train_loss", "valid_loss", "valid_accuracy", "learning_rate", "gradient_norm", "seconds")
 _COLUMNS: dict[str, type] = {
-    "step": int,
-    "epoch": float,
-    "train_loss": float,
-    "valid_loss": float,
-    "valid_accuracy": float,
-    "learning_rate": float,
-    "gradient_norm": float,
-    "tokens": int,
-    "tokens_per_second": float,
-    "frames": int,
-    "frames_per_second": float,
-    "seconds": float,
-    "level": int,
+    **dict.fromkeys(("step", "tokens", "frames", "level"), int),
+    **dict.fromkeys((*_MEASURED, "tokens_per_second", "frames_per_second"), float),
 }
 """Losses are in nats per counted target. Tokens or frames, and seconds, count from the start of the run and exclude
 evaluation. The level is that of data that wait until one is learned."""
@@ -73,41 +61,24 @@ class RunningSums:
     def add_up(self, ranks: Ranks) -> None:
         """Make these the sums over all ranks, on all of them."""
         if ranks.several:
-            loss, n_targets, n_tokens = ranks.total(float(self.loss), self.n_targets, self.n_tokens)
-            self.loss.fill_(loss)
-            self.n_targets, self.n_tokens = int(n_targets), int(n_tokens)
+            self.load_state_dict(self.state_dict(ranks))
 
-    def state_dict(self, ranks: Ranks | None = None) -> dict[str, int | float]:
+    def state_dict(self, ranks: Ranks) -> dict[str, int | float]:
         """Return the sums, over all ranks, as numbers."""
-        loss, n_targets, n_tokens = (ranks or Ranks()).total(float(self.loss), self.n_targets, self.n_tokens)
+        loss, n_targets, n_tokens = ranks.total(float(self.loss), self.n_targets, self.n_tokens)
         return {"loss": loss, "n_targets": int(n_targets), "n_tokens": int(n_tokens), "seconds": self.seconds}
 
-    def load_state_dict(self, saved: Mapping[str, Any], ranks: Ranks | None = None) -> None:
-        """Continue from the sums of `state_dict`, which the first rank keeps for all."""
-        mine = ranks is None or ranks.is_first
-        self.loss.fill_(saved["loss"] if mine else 0.0)
-        self.n_targets, self.n_tokens = (saved[k] if mine else 0 for k in ("n_targets", "n_tokens"))
+    def load_state_dict(self, saved: Mapping[str, Any], *, share: int = 1) -> None:
+        """Continue from the sums of `state_dict`; with a share of 0 another rank keeps them."""
+        self.loss.fill_(share * saved["loss"])
+        self.n_targets, self.n_tokens = share * saved["n_targets"], share * saved["n_tokens"]
         self.seconds = saved["seconds"]
-
-
-@runtime_checkable
-class MetricLog(Protocol):
-    """A log that takes records."""
-
-    def write(self, record: _Record) -> None:
-        """Add a record: `step`, and whatever was measured."""
-
-    def close(self) -> None:
-        """Finish writing."""
 
 
 class JsonLog:
     """Records as lines of JSON, each flushed as soon as it is written.
 
-    Args:
-        path: the file.
-        last_step: records of later steps, and any unfinished line, are dropped: a run that resumes here writes them
-            again.
+    Records after `last_step`, and any unfinished line, are dropped: a run that resumes here writes them again.
     """
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
@@ -159,13 +130,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class TensorBoardLog:
-    """Records as TensorBoard scalars, each flushed as soon as it is written.
+    """Records as TensorBoard scalars, each flushed as soon as it is written, in an event file of their own.
 
-    torch's SummaryWriter would write in a thread of its own, where a full disk ends in a traceback.
-
-    Args:
-        folder: the folder for event files; each log begins a new one.
-        last_step: makes TensorBoard forget what an earlier process wrote after this step.
+    TensorBoard forgets what an earlier process wrote after `last_step`. torch's SummaryWriter would write in a thread
+    of its own, where a full disk ends in a traceback.
     """
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
@@ -184,8 +152,8 @@ class TensorBoardLog:
 
     def write(self, record: _Record) -> None:
         """Add a scalar for each number of the record. Raises OSError."""
-        numbers = [(name, value) for name, value in record.items() if name != "step"]
-        values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in numbers]
+        numbers = {name: float(value) for name, value in record.items() if name != "step"}
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._write(self._event(step=record["step"], summary=self._summary(value=values)))
 
     def _write(self, event: Any) -> None:
@@ -198,9 +166,6 @@ class TensorBoardLog:
         """Close the file. Raises OSError."""
         with naming(self._path):
             self._file.close()
-
-
-# --- the progress of a run ---
 
 
 class RunProgress:
@@ -277,5 +242,5 @@ def _describe(record: _Record, total_steps: int) -> str:
 
 def _speeds(record: _Record) -> list[str]:
     """Write the speed of a record, if it has one, in the unit of the data."""
-    named = {unit: f"{unit}_per_second" for unit in UNITS}
+    named = {unit: f"{unit}_per_second" for unit in ("tokens", "frames")}
     return [f"{record[name]:,.0f} {unit}/s" for unit, name in named.items() if name in record]

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,8 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from recurra.checks import sentence
 from recurra.train._muon import matrix_ids
 from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerConfig, ScheduleConfig, optimizer_factory
-
-# --- schedule: a pure function of the step, so that nothing is saved and nothing drifts when a run resumes ---
 
 
 def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *, steps_per_epoch: int = 1) -> float:
@@ -48,40 +46,11 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
     return floor + (1.0 - floor) * left
 
 
-def mean_relative_length(source: Any, epoch: int, steps: Sequence[int]) -> float:
-    """Return how long the batches of an update are beside the usual ones; 1 for data whose lengths are not drawn.
-
-    Learning rates are scaled by it (Merity et al., 2017): a short step would otherwise count as much as a long one.
-    """
-    if not hasattr(source, "relative_length"):
-        return 1.0
-    return float(sum(source.relative_length(epoch, step) for step in steps)) / len(steps)
-
-
-def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
-    """Set the learning rate of each parameter group to `factor` times its `peak_lr`."""
-    for group in optimizer.param_groups:
-        group["lr"] = factor * group["peak_lr"]
-
-
-def warm_up_note(total_steps: int, config: ScheduleConfig) -> str:
-    """Point out a run that ends inside its warm-up; empty for any other."""
-    if total_steps > config.warmup_steps:
-        return ""
-    return f"note: all {total_steps} steps of this run are in its warm-up (schedule.warmup_steps {config.warmup_steps})"
-
-
-# --- averaging ---
-
-
 class WeightAverage:
     """Keeps the average of a model's weights, for evaluation: a mean (averaged SGD) or an exponential moving average.
 
-    Args:
-        model: the model in training.
-        config: when averaging begins, and how fast old weights fade.
-        shard: distributes a copy of the model over the ranks, as the model itself is about to be; afterwards it could
-            not be copied any more.
+    shard: distributes a copy of the model over the ranks, as the model itself is about to be: afterwards it could not
+    be copied any more.
     """
 
     def __init__(
@@ -105,7 +74,7 @@ class WeightAverage:
         if self.config.start_step is None or step <= self.config.start_step:
             return
         if self._average is None:
-            self._average = self._make()
+            self._average = self._prepared or self._copy()
         # After a forward pass FSDP keeps the outermost module's weights whole, until a backward pass that never comes.
         if (reshard := getattr(self._average.module, "reshard", None)) is not None:
             reshard()
@@ -119,30 +88,17 @@ class WeightAverage:
 
     def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
         """Continue from what `state_dict` returned."""
+        self._average = None
         if saved is None:
-            self._average = None
             return
-        self._average = self._make()
+        self._average = self._prepared or self._copy()
         self._average.module.load_state_dict(saved["weights"])
         self._average.n_averaged.fill_(saved["n_averaged"])
-
-    def _make(self) -> AveragedModel:
-        return self._copy() if self._prepared is None else self._prepared
 
     def _copy(self) -> AveragedModel:
         decay = self.config.decay
         # Buffers, such as a Neumann-Cayley inverse, belong to the weights of one step: they are copied, not averaged.
         return AveragedModel(self._model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))
-
-
-# --- parameter groups ---
-# The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included;
-# biases and norm scales do not. The parameters that make the state transition may have their own learning rate and
-# weight decay, as in GateLoop Table 4; each module names its own in a method `transition_parameters()`. A pattern of
-# names sets the rate of any others.
-
-
-_ParameterGroup = dict[str, Any]
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str = "32-true") -> Optimizer:
@@ -157,18 +113,19 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str
     groups = parameter_groups(model, config)
     options = config.options
     if config.algorithm in OPTIMIZER_OPTIONS:
-        options = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
+        options = {"eps" if name == "epsilon" else name: value for name, value in options.items()}
         options.pop("matrix_learning_rate", None)  # the groups have it
     if config.algorithm == "muon":
         options["bfloat16"] = precision == "bf16-mixed"
     return optimizer_factory(config.algorithm, options)(groups, lr=config.learning_rate, **options)
 
 
-_TORCH_NAMES = {"epsilon": "eps"}
-
-
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_ParameterGroup]:
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Sort the trainable parameters of `model` into groups with the same learning rate and weight decay.
+
+    The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included;
+    biases and norm scales do not. The parameters that make the state transition may have their own learning rate and
+    weight decay, as in GateLoop Table 4; each module names its own in a method `transition_parameters()`.
 
     Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales), `weight_decay` and, for Muon,
     `orthogonal`. Tied parameters count once, under their first name.
@@ -183,9 +140,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_Paramet
             raise ValueError(sentence(f"optimizer.{name}", got, "null (none)"))
     muon = config.algorithm == "muon"
     matrices = matrix_ids(model) - transition if muon else set()
-    patterns = _fitting_patterns(model, config)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    patterns = _fitting_patterns([name for name, _ in trainable], config)
     members: dict[tuple[str, float, float, bool], list[nn.Parameter]] = defaultdict(list)
-    for parameter_name, parameter in _trainable(model):
+    for parameter_name, parameter in trainable:
         decay = config.weight_decay if parameter.ndim >= 2 else 0.0
         name, rate = "base", config.learning_rate
         if id(parameter) in transition:
@@ -210,9 +168,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_Paramet
     ]
 
 
-def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, str]:
+def _fitting_patterns(names: list[str], config: OptimizerConfig) -> dict[str, str]:
     """Find the last pattern of `parameter_learning_rates` that each parameter's name fits, by name."""
-    names = [name for name, _ in _trainable(model)]
     found: dict[str, str] = {}
     for pattern in config.parameter_learning_rates:
         fitting = dict.fromkeys((name for name in names if fnmatchcase(name, pattern)), pattern)
@@ -238,7 +195,3 @@ def _transition_parameter_ids(model: nn.Module) -> set[int]:
             raise ValueError(sentence(method, got, "the module's own nn.Parameter objects"))
         found |= ids
     return found
-
-
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

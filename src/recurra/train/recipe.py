@@ -4,8 +4,9 @@ import copy
 import difflib
 import itertools
 from argparse import SUPPRESS
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +15,11 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra._files.reading import one_line, parse_yaml, read_yaml
 from recurra.checks import require, sentence
-from recurra.train.experiment import Experiment, sections_of, to_plain
+from recurra.train.experiment import Experiment, flat, sections_of, to_plain
 from recurra.train.task import experiment_names
-
-# --- recipe files ---
-
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IN_WHEEL, _IN_CLONE = _PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"
-_NEAR = 3  # names that a message offers
 
 
 class RecipeError(ValueError):
@@ -64,43 +61,21 @@ def find_recipe(word: Path | str) -> Path:
     names = recipe_names()
     if name in names:
         return recipes_folder() / f"{name}.yaml"
-    near = _near(name, names)
+    within = [other for other in names if other.startswith(f"{name.rstrip('/')}/") or other.endswith(f"/{name}")]
+    near = within[:3] or difflib.get_close_matches(name, names)
     hint = f"did you mean {' or '.join(near)}?" if near else "`recurra recipes` lists the names"
     got = f"{word}, which is neither a file nor the name of a recipe"
     raise RecipeError(sentence("recipe", got, "a YAML file, or the name of a recipe that comes with Recurra", hint))
 
 
-def _near(name: str, names: list[str]) -> list[str]:
-    """The names most like `name`: recipes of the folder that it is, else those that are spelt almost so."""
-    within = [other for other in names if other.startswith(f"{name.rstrip('/')}/") or other.endswith(f"/{name}")]
-    return within[:_NEAR] or difflib.get_close_matches(name, names, n=_NEAR)
-
-
-# --- recipe families: many recipes in one file, each a variant of the others ---
-# A family names its axes and what each choice on an axis sets:
-#
-#     common: {...}                              # keys of every variant
-#     axes:
-#       model:
-#         transformer: {experiment: text-transformer-xl, model: {mem_len: 0}}
-#         crt-gru: {experiment: text-crt}
-#       layers:
-#         3-layers: {model: {n_layer: 3}}
-#       segment:
-#         n70: {data: {segment_length: 70}}
-#         n35: {data: {segment_length: 35}}
-#
-# A variant makes one choice on every axis, and its name joins those choices in order. FILE#crt-gru-3-layers-n35 is
-# its recipe: the common keys, then the keys of its choices. Later keys win.
-
-
-_SHOWN = 300  # characters of a value in a message
-_SECTIONS = ("common", "axes")
-
-
 @dataclass(frozen=True)
 class RecipeFamily:
-    """The variants of a family by name: what each sets."""
+    """The variants of a family, many recipes in one file, by name: what each sets.
+
+    A family names its axes and what each choice on an axis sets, such as {common: {data: {path: here}}, axes: {model:
+    {crt: {experiment: text-crt}}, layers: {3-layers: {model: {n_layer: 3}}}}}. A variant makes one choice on every
+    axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys win.
+    """
 
     path: Path
     variants: dict[str, dict[str, Any]]
@@ -108,11 +83,10 @@ class RecipeFamily:
     def variant(self, name: str) -> dict[str, Any]:
         """Return the recipe of a variant. Raises RecipeError: the family has no such variant."""
         if name not in self.variants:
-            close = difflib.get_close_matches(name, self.variants, n=3)
+            close = difflib.get_close_matches(name, self.variants)
             hint = f"did you mean {' or '.join(close)}?" if close else ""
-            raise RecipeError(
-                sentence(f"the variant of {self.path}", repr(name), f"one of {', '.join(self.variants)}", hint)
-            )
+            one, expected = f"the variant of {self.path}", f"one of {', '.join(self.variants)}"
+            raise RecipeError(sentence(one, repr(name), expected, hint))
         return self.variants[name]
 
 
@@ -162,17 +136,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
-    def require(condition: bool, name: str, got: str, expected: str) -> None:
-        if not condition:
-            got = got if len(got) <= _SHOWN else f"{got[:_SHOWN]}..."
-            raise RecipeError(f"{path}: {sentence(name, got, expected)}")
-
-    for key in content:
-        require(key in _SECTIONS, key, "an unknown key", f"only {', '.join(_SECTIONS)}")
     axes, common = content["axes"], content.get("common", {})
-    is_table = bool(axes) and _is_tree(axes, depth=3)
-    require(is_table, "axes", repr(axes), "the choices on each axis, and the keys that each choice sets")
-    require(isinstance(common, dict), "common", repr(common), "the keys and values of a recipe")
+    wrong = ""
+    if unknown := [key for key in content if key not in ("common", "axes")]:
+        wrong = sentence(unknown[0], "an unknown key", "only common, axes")
+    elif not axes or not _is_tree(axes, depth=3):
+        wrong = sentence("axes", repr(axes), "the choices on each axis, and the keys that each choice sets")
+    elif not isinstance(common, dict):
+        wrong = sentence("common", repr(common), "the keys and values of a recipe")
+    if wrong:
+        raise RecipeError(f"{path}: {wrong}")
     variants = {}
     for choices in itertools.product(*(axis.items() for axis in axes.values())):
         recipe: dict[str, Any] = dict(common)
@@ -197,12 +170,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-# --- recipes: the fields of configurations are keys, their types say what is allowed, and docstrings are the help ---
-
-
+# The fields of configurations are keys, their types say what is allowed, and docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-_parsers: dict[str, ArgumentParser] = {}  # making one, from signatures and docstrings, takes longer than parsing
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
@@ -219,9 +188,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """
     recipe = _read_recipe(path)
     name = _checked_name(path, recipe, overrides)
-    if name not in _parsers:
-        _parsers[name] = _parser(name)
-    parser = _parsers[name]
+    parser = _cached_parser(name)
     try:
         # The recipe comes first, so that overrides win over it wherever they stand on the command line.
         tree, words = _with_entries(recipe, overrides, set(_recipe_keys(name)))
@@ -240,7 +207,11 @@ def recipe_help(path: Path | str) -> str:
     recipe = _read_recipe(path)
     name = _checked_name(path, recipe, ())
     parser = _parser(name)
-    parser.set_defaults(dict(_values(recipe, _recipe_keys(name))))
+    for key in _recipe_keys(name):
+        section, _, field = key.rpartition(".")
+        inside = recipe.get(section, {}) if section else recipe
+        if field in inside:
+            parser.set_defaults({key: inside[field]})
     return parser.format_help()
 
 
@@ -255,7 +226,7 @@ def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
     if name not in names:
         raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names))}")
     known = set(_recipe_keys(name))
-    for key, value in _leaves(recipe):
+    for key, value in flat(recipe):
         _require_known(path, key, known)
         if value != {} and any(other.startswith(key + ".") for other in known):
             raise RecipeError(f"{path}: {sentence(key, repr(value), 'a section with keys and values')}")
@@ -294,6 +265,9 @@ def _parser(name: str) -> ArgumentParser:
     return parser
 
 
+_cached_parser = cache(_parser)  # making one, from signatures and docstrings, takes longer than parsing
+
+
 def _with_entries(
     recipe: Mapping[str, Any], overrides: Sequence[str], known: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -319,23 +293,6 @@ def _with_entries(
             raise ValueError(sentence(key, "the last word", "a value after it"))
         inside[field] = parse_yaml(given, f"--{key}")
     return tree, rest
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _values(tree: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield those of the dotted `keys` that `tree` sets, with their values."""
-    for key in keys:
-        section, _, field = key.rpartition(".")
-        inside = tree.get(section, {}) if section else tree
-        if field in inside:
-            yield key, inside[field]
 
 
 def _require_known(path: Path | str, key: str, known: set[str]) -> None:

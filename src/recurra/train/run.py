@@ -1,9 +1,11 @@
-"""The files RUN/eval-*.json, in which `recurra eval` keeps a run's scores."""
+"""Runs: started, resumed, opened as one object that loads what it is asked for, and scored."""
 
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,80 +16,26 @@ from recurra._files.reading import read_json
 from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import DataSet, Split
-from recurra.data.memory_horizon import SpanAccuracy
 from recurra.data.tokenizers import TextEncoder
 from recurra.models.registry import DataSizes, VideoSizes
+from recurra.train._process import Ranks, is_first_launched
 from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
-from recurra.train.evaluate import EvaluationResult
-from recurra.train.experiment import RESUMABLE, Experiment, differences, require_same_model, to_plain
-from recurra.train.recipe import load_recipe
+from recurra.train.evaluate import evaluate
+from recurra.train.experiment import (
+    RESUMABLE,
+    Experiment,
+    differences,
+    require_resumable,
+    require_same_model,
+    to_plain,
+)
+from recurra.train.loop import Trainer
+from recurra.train.recipe import load_recipe, split_variant, to_yaml
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import Task
 
 __all__ = ["Run", "open_run"]
 
-
-_PREFIX = "eval-"
-AGAIN = "score the run again, or remove the file"
-
-
-def _score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
-    """Locate the scores of a split, measured with `changes`: RUN/eval-test-segment_length-17.json."""
-    words = [split, *(f"{key.rpartition('.')[2]}-{value}" for key, value in changes.items())]
-    words = [re.sub(r"[/\\]", "-", word) for word in words]  # a value can be a path; the file stays in the folder
-    return folder.path / f"{_PREFIX}{'-'.join(words)}.json"
-
-
-def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
-    """Write the scores of a split, with its name and the changes among them, and return the file's path."""
-    path = _score_file(folder, scores["split"], scores["changes"])
-    write_json(path, scores)
-    return path
-
-
-def staleness(folder: RunFolder, scores: Mapping[str, Any]) -> str:
-    """Say of which step scores are, if the run has gone on since; empty if they are of the checkpoint as it is now."""
-    if not folder.summary.is_file():
-        return ""
-    summary = folder.read_summary()
-    best = summary["validation"].get("best", {}).get("step")
-    now = {"best": best, "last": summary["steps"]}.get(scores.get("checkpoint", ""))
-    if now is None or now == scores.get("step"):
-        return ""
-    return f"scored at step {scores['step']}; its {scores['checkpoint']} checkpoint is now of step {now}"
-
-
-def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Read the scores of a split, measured with `changes`, that have values for `keys`."""
-    file = _score_file(folder, split, changes)
-    got = f"{file}, which does not have {' and '.join(keys) or 'them'}"
-    scores: dict[str, Any] = {}
-    if file.is_file():
-        try:
-            scores = _read(file)
-        except ValueError as error:
-            got = f"{file}, which is damaged ({error})"
-    if not scores or any(scores.get(key) is None for key in keys):
-        words = ["recurra", "eval", str(folder.path)]
-        for key, value in changes.items():
-            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
-        command = shlex.join(words)
-        raise ValueError(sentence("scores", got, "those of a run", f"score it first with\n  {command}"))
-    return scores
-
-
-def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """Read all scores of a run, by the names of their files without the prefix and suffix: test-segment_length-17."""
-    return {file.stem.removeprefix(_PREFIX): _read(file) for file in sorted(folder.path.glob(f"{_PREFIX}*.json"))}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    # What could not be measured may be NaN, and the perplexity of a bad model infinite.
-    scores: dict[str, Any] = read_json(file, "the file of scores", allow_nan=True, hint=AGAIN)
-    return scores
-
-
-# --- a trained run as one object that loads what it is asked for ---
 
 _VOCABULARY = frozenset({"data.tokenizer", "data.bpe_vocab_size"})  # where a vocabulary is from: a run has its own
 
@@ -200,23 +148,95 @@ class Run:
         return load_recipe(self.folder.config) if self._overrides else self.experiment
 
 
-# --- the scores of a run on a split: what `recurra eval` measures, prints and writes ---
+# --- starting and resuming: a recipe or a run's folder in, a trainer out ---
 
+
+def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: Sequence[str] = ()) -> Trainer:
+    """Prepare a new run of a recipe, FILE or FILE#VARIANT; `fit` trains it, and it is locked until that ends.
+
+    folder: where to write; None is `default_run_folder`. overrides: as words of a command line.
+    """
+    experiment = load_recipe(recipe, overrides)
+    run = RunFolder(folder or default_run_folder(str(recipe)))
+    run.require_new()
+    trainer = Trainer(experiment, run, evaluate)
+    trainer.begin()
+    if trainer.ranks.is_first:
+        with _kept_locked(run):
+            run.require_new()  # another process may have begun in the meantime
+            _describe(trainer)
+    trainer.ranks.wait()
+    return trainer
+
+
+def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Sequence[str] = ()) -> Trainer:
+    """Prepare to continue a run from a checkpoint; `fit` trains it, and it is locked until that ends.
+
+    checkpoint: "last", "previous", "best" or the path of a file. overrides: values set over the run's config.yaml; only
+    some may differ from what the run started with.
+    """
+    run = RunFolder(folder)
+    run.require_run()
+
+    def own_data(experiment: Experiment, ranks: Ranks) -> DataSet:
+        return experiment.task.open_data(experiment.data, run, rank=ranks.data_rank, world_size=ranks.data_count)
+
+    with _kept_locked(run) if is_first_launched() else nullcontext():
+        experiment = load_recipe(run.config, overrides)
+        if experiment.training.precision == "auto":  # what the run began with, also on another machine
+            own = load_recipe(run.config).training.precision
+            experiment = replace(experiment, training=replace(experiment.training, precision=own))
+        trainer = Trainer(experiment, run, evaluate, open_data=own_data)
+        trainer.resume(checkpoint)
+        if trainer.position.step == 0:  # no checkpoint that has compared the settings with its own
+            require_resumable(to_plain(load_recipe(run.config)), trainer.experiment)
+        if trainer.ranks.is_first:
+            _describe(trainer)
+    trainer.ranks.wait()
+    return trainer
+
+
+def default_run_folder(recipe: str) -> Path:
+    """Name the folder of a recipe's run: runs/FOLDER-NAME for FOLDER/NAME.yaml, runs/FOLDER-VARIANT for a variant."""
+    path, variant = split_variant(recipe)
+    return Path("runs") / "-".join([path.resolve().parent.name, variant or path.stem])
+
+
+@contextmanager
+def _kept_locked(run: RunFolder) -> Iterator[None]:
+    """Lock a run, and unlock it if the block fails; otherwise it stays locked until the end of `fit`."""
+    run.lock()
+    try:
+        yield
+    except BaseException:
+        run.unlock()
+        raise
+
+
+def _describe(trainer: Trainer) -> None:
+    """Write what a run is into its folder: its configuration and its tokenizer or classes."""
+    task = trainer.experiment.task
+    task.check_extras(trainer.data)
+    task.save_extras(trainer.data, trainer.folder)  # first: what has a configuration is a run
+    trainer.folder.write_config(to_yaml(trainer.experiment))
+
+
+# --- the scores of a run on a split, in RUN/eval-*.json: what `recurra eval` measures, prints and writes ---
+
+_PREFIX = "eval-"
+AGAIN = "score the run again, or remove the file"
 DETAILS = ("class_accuracies", "confusion")
 """Scores that are written and drawn, but too long to print."""
 
 
 def score_run(run: Run, split: Split = "test", *, temperature: float | None = None) -> dict[str, Any]:
-    """Score a run on a split, in float32, with the state carried along contiguous segments.
+    """Score a run on a split, in float32, with the state carried along contiguous segments; of videos, all views.
 
-    Args:
-        run: the run.
-        split: the part of its data.
-        temperature: logits are divided by it; for models of tokens. None leaves them as they are.
+    temperature: logits are divided by it; for models of tokens.
 
     Returns:
         plain data: the split, the checkpoint and its step, the overrides that changed the experiment, the lengths that
-        were used, and the scores. Of videos, the scores of all views averaged.
+        were used, and the scores.
     """
     measured = run.task.score(run, split, temperature)
     return {
@@ -229,12 +249,57 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
     }
 
 
-def calibrated_temperature(run: Run) -> float:
-    """Find the temperature, from 0.3 to 8, with which a run has the lowest loss on its validation split."""
-    return run.task.best_temperature(run)
+def _score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
+    """Locate the scores of a split, measured with `changes`: RUN/eval-test-segment_length-17.json."""
+    words = [split, *(f"{key.rpartition('.')[2]}-{value}" for key, value in changes.items())]
+    words = [re.sub(r"[/\\]", "-", word) for word in words]  # a value can be a path; the file stays in the folder
+    return folder.path / f"{_PREFIX}{'-'.join(words)}.json"
 
 
-def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
-    """Score a Memory Horizon run on its test split, overall and by memory span."""
-    scores: tuple[EvaluationResult, SpanAccuracy] = run.task.score_by_span(run)
+def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
+    """Write the scores of a split, with its name and the changes among them, and return the file's path."""
+    path = _score_file(folder, scores["split"], scores["changes"])
+    write_json(path, scores)
+    return path
+
+
+def staleness(folder: RunFolder, scores: Mapping[str, Any]) -> str:
+    """Say of which step scores are, if the run has gone on since; empty if they are of the checkpoint as it is now."""
+    if not folder.summary.is_file():
+        return ""
+    summary = folder.read_summary()
+    best = summary["validation"].get("best", {}).get("step")
+    now = {"best": best, "last": summary["steps"]}.get(scores.get("checkpoint", ""))
+    if now is None or now == scores.get("step"):
+        return ""
+    return f"scored at step {scores['step']}; its {scores['checkpoint']} checkpoint is now of step {now}"
+
+
+def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Read the scores of a split, measured with `changes`, that have values for `keys`."""
+    file = _score_file(folder, split, changes)
+    got = f"{file}, which does not have {' and '.join(keys) or 'them'}"
+    scores: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            scores = _read(file)
+        except ValueError as error:
+            got = f"{file}, which is damaged ({error})"
+    if not scores or any(scores.get(key) is None for key in keys):
+        words = ["recurra", "eval", str(folder.path)]
+        for key, value in changes.items():
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+        command = shlex.join(words)
+        raise ValueError(sentence("scores", got, "those of a run", f"score it first with\n  {command}"))
+    return scores
+
+
+def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """Read all scores of a run, by the names of their files without the prefix and suffix: test-segment_length-17."""
+    return {file.stem.removeprefix(_PREFIX): _read(file) for file in sorted(folder.path.glob(f"{_PREFIX}*.json"))}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    # What could not be measured may be NaN, and the perplexity of a bad model infinite.
+    scores: dict[str, Any] = read_json(file, "the file of scores", allow_nan=True, hint=AGAIN)
     return scores

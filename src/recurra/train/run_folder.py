@@ -1,4 +1,4 @@
-"""The folder of a run: where each file goes, a guard against overwriting a run, and the lock of who trains it."""
+"""The folder of a run: where each file goes, and the lock of who trains it."""
 
 import os
 import socket
@@ -9,11 +9,9 @@ from typing import Any
 from filelock import FileLock
 
 from recurra._files.reading import read_json
-from recurra._files.writing import discard, leftovers, replacing, take_lock, write_json
+from recurra._files.writing import discard, leftovers, replacing, take_lock
 from recurra.checks import sentence
 from recurra.train.checkpoint import CheckpointFolder, Payload, is_checkpoint_file, load_checkpoint
-
-_SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
 
 
 class RunFolder:
@@ -107,13 +105,11 @@ class RunFolder:
         with replacing(self.config) as file:
             file.write(text.encode())
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json."""
-        write_json(self.summary, summary)
-
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json. Raises OSError, and ValueError if it is damaged."""
-        content: dict[str, Any] = read_json(self.summary, allow_nan=True, hint=_SUMMARY_AGAIN)
+        content: dict[str, Any] = read_json(
+            self.summary, allow_nan=True, hint="remove the file; a resumed run writes it again"
+        )
         return content
 
 

@@ -1,15 +1,14 @@
 """One sequence in consecutive pieces on several ranks: what passes from each piece to the next, and the gradients back.
 
 There are two ways to let the states follow. A linear recurrence maps the state that enters a piece as h -> P h + S: all
-ranks compute their P and S at once, exchange them, and start from what the pieces before them leave (`entering_state`).
-Anything else waits for the piece before (`passed_on`): rank r works on layer n while rank r + 1 works on layer n - 1.
+ranks compute their P and S at once, exchange them, and start from what the pieces before them leave (`Pieces.recur`).
+Anything else waits for the piece before (`Pieces.run`): rank r works on layer n while rank r + 1 works on layer n - 1.
 
 Gradients can be taken once: a backward pass that is to be differentiated itself raises NotImplementedError. As in any
 program of several ranks, an error of one leaves the others waiting for it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,7 @@ _SHARED = "a sequence shared by several ranks"
 
 @dataclass(frozen=True)
 class Pieces:
-    """The ranks that share a sequence, in the order of time.
-
-    group: their process group. rank: this one's place in it. count: how many there are.
-    """
+    """The ranks that share a sequence, in the order of time: their process group, this one's place in it, how many."""
 
     group: Any
     rank: int
@@ -46,8 +42,16 @@ class Pieces:
         return dist.get_global_rank(self.group, place)
 
     def run(self, call: Callable[[Any], tuple[Tensor, Any]], state: Any) -> tuple[Tensor, Any]:
-        """Run this rank's piece of a mixer once the piece before it has been computed."""
-        return _passed_on(call, state, self)
+        """Compute this rank's piece once the piece before it has been computed, and hand its state to the next."""
+        link = None
+        if self.rank > 0:
+            link, state = _receive(self)
+        y, state = call(state)
+        if link is not None:
+            y = y + link.to(y.dtype)
+        if self.rank < self.count - 1:
+            y, state = _send(y, state, self)
+        return y, state
 
     def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
         """Walk a piece from zeros for what it passes on, exchange, and walk it again from what comes in."""
@@ -56,7 +60,8 @@ class Pieces:
             a = a.re if a.im is None else torch.complex(a.re, a.im)
         product = a.prod(1)
         product = product[(..., *(None for _ in range(last.dim() - product.dim())))]
-        return run(_entering_state(product, last, h0, self))
+        # every piece maps states as h -> product h + last
+        return run(_Entering.apply(product.expand(last.shape).to(last.dtype), last, h0.to(last.dtype), self))
 
 
 class SequenceParallel(nn.Module):
@@ -85,18 +90,12 @@ def in_pieces(
 ) -> tuple[Tensor, Any]:
     """Return `call(state)`, which runs `module` once, for this rank's piece of a sequence."""
     if not isinstance(module, (Mixer, LanguageModel)):
-        return _passed_on(call, state, pieces)
-    with _exchanging(module, pieces):
-        return call(state)
-
-
-@contextmanager
-def _exchanging(module: nn.Module, pieces: Pieces) -> Iterator[None]:
+        return pieces.run(call, state)
     mixers = list(_outermost_mixers(module))
     for mixer in mixers:
         mixer.across = pieces
     try:
-        yield
+        return call(state)
     finally:
         for mixer in mixers:
             mixer.across = None
@@ -108,12 +107,6 @@ def _outermost_mixers(module: nn.Module) -> Iterator[Mixer]:
         return
     for child in module.children():
         yield from _outermost_mixers(child)
-
-
-def _entering_state(product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
-    """Return the state that enters this rank's piece, where every piece maps states as h -> product h + last."""
-    shared: Tensor = _Entering.apply(product.expand(last.shape).to(last.dtype), last, start.to(last.dtype), pieces)
-    return shared
 
 
 class _Entering(torch.autograd.Function):
@@ -141,19 +134,6 @@ class _Entering(torch.autograd.Function):
             after = direct + product.conj() * after
         at_start = own + ctx.products[pieces.rank].conj() * after if pieces.rank == 0 else torch.zeros_like(own)
         return after * entering.conj(), after, at_start, None
-
-
-def _passed_on(call: Callable[[Any], tuple[Tensor, Any]], state: Any, pieces: Pieces) -> tuple[Tensor, Any]:
-    """Compute a piece once the piece before it has been computed, and hand its state to the next."""
-    link = None
-    if pieces.rank > 0:
-        link, state = _receive(pieces)
-    y, state = call(state)
-    if link is not None:
-        y = y + link.to(y.dtype)
-    if pieces.rank < pieces.count - 1:
-        y, state = _send(y, state, pieces)
-    return y, state
 
 
 def _send(y: Tensor, state: Any, pieces: Pieces) -> tuple[Tensor, Any]:

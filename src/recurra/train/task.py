@@ -54,8 +54,6 @@ class Task:
     def check(self, experiment: Experiment) -> None:
         """Refuse an experiment whose sections do not fit together. Raises ValueError."""
 
-    # --- data, sizes and weights ---
-
     def build_data(self, data: Any, *, rank: int = 0, world_size: int = 1) -> DataSet:
         """Make or open the data, as one rank of several reads them."""
         made: DataSet = data.build(rank=rank, world_size=world_size)
@@ -78,13 +76,8 @@ class Task:
         raise ValueError(sentence("experiment", experiment.experiment, "one over text", "--vocabulary is for these"))
 
     def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
-        """Load the weights of `init_from` into a fresh model, and return a line that says where they are from.
-
-        `data` are what it is trained on, whose vocabulary the weights must have; None takes any. Raises ValueError.
-        """
+        """Load the weights of `init_from` into a fresh model for `data`, and return a line on them."""
         raise NotImplementedError
-
-    # --- what lies beside a run ---
 
     def check_extras(self, opened: Any) -> None:
         """Refuse data of which the names cannot be saved, before anything is written. Raises ValueError."""
@@ -108,8 +101,6 @@ class Task:
         """Say, as JSON, what a run's tokens are; None if the explorer has no view for them."""
         return None
 
-    # --- results ---
-
     def n_steps(self, experiment: Experiment) -> int:
         """Count the steps between two updates of a state. Raises ValueError if its models cannot be counted."""
         expected = "one over text or on Memory Horizon: only their models can be counted"
@@ -120,7 +111,7 @@ class Task:
         return {}
 
     def score(self, run: Any, split: str, temperature: float | None) -> dict[str, Any]:
-        """Score a run on a split. Raises what `recurra.train.run.score_run` raises."""
+        """Score a run on a split."""
         raise NotImplementedError
 
     def score_by_span(self, run: Any) -> Any:
@@ -130,8 +121,6 @@ class Task:
     def best_temperature(self, run: Any) -> float:
         """Find the temperature with the lowest validation loss. Raises ValueError if there is none to find."""
         raise NotImplementedError
-
-    # --- figures ---
 
     def curve(self, records: Sequence[dict[str, Any]]) -> None:
         """Add to the records of a log what else its curves show."""

@@ -76,20 +76,15 @@ def test_a_model_without_a_formula_is_counted_alone(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "overrides", "vocabulary", "message"),
     [
-        (CRT, [], None, "nowhere"),
         (CRT, [], None, "give the size of its vocabulary, as in --vocabulary 10000"),
         (CRT, [], 0, "vocabulary is 0; expected at least 1"),
         (CRT, ["--model.cutoffs", "[12]"], 9, "cutoffs"),
         (HORIZON, [], 9, "experiment is memory-horizon; expected one over text"),
-        (HORIZON, ["--data.n_samples", "5"], None, "n_samples"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(tmp_path, recipe, overrides, vocabulary, message):
     with pytest.raises((ValueError, OSError), match=message):
         cost_of(written(tmp_path / "recipe.yaml", recipe), overrides, vocabulary=vocabulary)
-
-
-# --- runs ---
 
 
 def scored_run(folder: Path, recipe: str, perplexity: float, name: str = "eval-test.json") -> str:
@@ -119,28 +114,3 @@ def test_points_are_the_runs_blocks_and_perplexities(tmp_path):
         "CRT-GRU": [(5, flops[0], 61.5), (3, flops[1], 66.0)],
         "Transformer-XL": [(5, flops[2], 70.0)],
     }
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"perplexity": null}'])
-def test_damaged_scores_are_refused(tmp_path, content):
-    run = scored_run(tmp_path / "run", CRT, 1.0)
-    written(tmp_path / "run" / "eval-test.json", content)
-    with pytest.raises(ValueError, match="expected those of a run: score it first") as raised:
-        scored_perplexity(run)
-    assert f"  recurra eval {run}" in str(raised.value)
-
-
-def test_scores_of_another_checkpoint_are_no_points(tmp_path):
-    run = scored_run(tmp_path / "a", CRT, 61.5)
-    written(Path(run) / "eval-test.json", json.dumps({"perplexity": 61.5, "checkpoint": "last", "step": 3}))
-    with pytest.raises(ValueError, match="is scored with the checkpoint last; expected scores of its best checkpoint"):
-        scored_perplexity(run)
-
-
-def test_only_folders_with_runs_have_scores(tmp_path):
-    with pytest.raises(ValueError, match="expected the folder of a run that was scored"):
-        scored_perplexity(written(tmp_path / "recipe.yaml", CRT))
-    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
-        scored_perplexity(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
-        cost_of(str(tmp_path))

@@ -40,16 +40,9 @@ def test_the_memory_is_that_of_the_warm_up(run, warm_up):
     ("options", "message"),
     [
         ({"segments": 1}, "segments is 1; expected at least 2"),
-        ({"warm_up": -1}, "warm_up is -1; expected at least 0"),
         ({"segments": 40}, r"split test of run toy-crt is 28 tokens long; expected at least 176 for 4 \+ 40 segments"),
     ],
 )
 def test_impossible_stretches_are_refused(run, options, message):
     with pytest.raises(ValueError, match=message):
         measured_tokens(run, **options)
-
-
-def test_a_model_without_a_memory_vector_is_refused(monkeypatch, trained):
-    monkeypatch.chdir(trained)
-    with pytest.raises(ValueError, match=r"run text: .*expected one with a memory vector"):
-        measured_tokens(open_run("runs/text"))

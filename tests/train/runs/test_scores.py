@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from recurra.train.evaluate import evaluate
-from recurra.train.run import _score_file, find_scores, open_run, score_by_span, score_run, write_scores
+from recurra.train.run import _score_file, find_scores, open_run, score_run, write_scores
 from recurra.train.run_folder import RunFolder
+from recurra.train.task import find_task
 
 
 def test_a_text_run_is_scored_with_its_lengths(there):
@@ -25,13 +26,13 @@ def test_a_memory_horizon_run_is_scored_by_span_as_well(there):
     run = open_run("runs/horizon")
     scores = score_run(run)
     assert "segment_length" not in scores
-    overall, spans = score_by_span(run)
+    overall, spans = run.task.score_by_span(run)
     assert overall.accuracy == pytest.approx(scores["accuracy"])
     parts = sorted(scores[f"accuracy_{when}_resets"] for when in ("before", "after"))
     assert parts[0] <= scores["accuracy"] <= parts[1]
     assert int(spans.n_correct.sum()) / int(spans.counts.sum()) == pytest.approx(overall.accuracy)
     with pytest.raises(ValueError, match="runs/text, a run of text; expected one on Memory Horizon"):
-        score_by_span(open_run("runs/text"))
+        find_task("text").score_by_span(open_run("runs/text"))
 
 
 def test_a_video_run_is_scored_by_class(there):

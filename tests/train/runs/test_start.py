@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from tests.train.runs.conftest import RECIPES
 
+from recurra.data.prepare import Preparation, prepare
 from recurra.data.text import TextConfig
-from recurra.train._start import default_run_folder, resume_run, start_run
 from recurra.train.recipe import find_recipe, read_family, recipe_names
+from recurra.train.run import default_run_folder, resume_run, start_run
 
 
 def test_no_two_recipes_share_a_default_folder():
@@ -77,17 +78,32 @@ def test_a_resumed_run_reads_with_its_own_vocabulary(there, tmp_path):
     trainer.fit()
 
 
-def test_a_run_does_not_resume_with_other_classes(there, tmp_path):
-    run = Path(shutil.copytree("runs/video", tmp_path / "video"))
-    names = (run / "classes.txt").read_text().splitlines()
-    (run / "classes.txt").write_text("".join(f"{name}\n" for name in reversed(names)))
-    with pytest.raises(ValueError, match=r"videos of other classes; expected those in .*classes.txt"):
-        resume_run(run)
-    assert (run / "classes.txt").read_text().splitlines() == names[::-1]
-
-
 def test_a_run_without_checkpoints_resumes_with_its_own_settings(recipe, tmp_path):
     start_run(recipe, tmp_path / "run").folder.unlock()  # killed before its first checkpoint
     with pytest.raises(ValueError, match=r"not that of the checkpoint in model.d_model"):
         resume_run(tmp_path / "run", overrides=["--model.d_model", "16"])
     assert resume_run(tmp_path / "run", overrides=["--training.log_every", "3"]).position.step == 0
+
+
+@pytest.mark.parametrize("mixer", ["min-gru", "rotary-attention"])
+def test_a_run_on_packed_documents_resumes(tmp_path, mixer):
+    """Documents that have ended leave no state, whose form would depend on their lengths."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        lines = (" ".join(f"w{(i + j) % 7}" for j in range(2 + i % 4)) for i in range(60))
+        (corpus / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    prepare(Preparation("folder", str(corpus), tmp_path / "shards"))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"""
+experiment: text
+data: {{path: {tmp_path / "shards"}, source: shards, sampling: packed, batch_size: 2, segment_length: 6}}
+model: {{n_layer: 1, d_model: 8, d_channel_mixing: 0, mixer: {mixer}}}
+training: {{max_steps: 2, epochs: 9, tensorboard: false, accelerator: cpu, threads: 1, save_every: 1}}
+""")
+    first = start_run(recipe, tmp_path / "run")
+    first.fit()
+    assert first.snapshot()["state"] is None
+    again = resume_run(tmp_path / "run", overrides=["--training.max_steps", "3"])
+    again.fit()
+    assert again.position.step == 3

@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource, TokenDataSet
 from recurra.train.tasks.generated import _DrawnSource, _Lengths
-from recurra.train.tasks.recall import InductionConfig, RecallConfig, _associative_recall, _induction
-from recurra.train.tasks.state_tracking import (
+from recurra.train.tasks.problems import (
     _STATE_TRACKING,
     CLOSE,
     EQUALS,
     OPEN,
+    InductionConfig,
+    RecallConfig,
     StateTrackingConfig,
+    _associative_recall,
     _bracketed_arithmetic,
     _group_words,
+    _induction,
     _modular_arithmetic,
     _multiplication_table,
     _parity,
@@ -111,24 +114,18 @@ def test_induction_asks_what_followed(length):
 @pytest.mark.parametrize(
     "config",
     [
-        *(StateTrackingConfig(task=name) for name in _STATE_TRACKING),
+        *(StateTrackingConfig(task=name, eval_max_length=60) for name in _STATE_TRACKING),
         RecallConfig(vocabulary=41, eval_batch_size=64),
-        InductionConfig(eval_batch_size=256),
+        InductionConfig(min_length=30, eval_min_length=30, eval_max_length=30, max_length=30),
     ],
 )
-def test_the_answers_are_as_many_as_a_guess_chooses_from(config):
+def test_every_task_is_a_data_set(config):
+    """With as many answers as a guess chooses from."""
     data = config.build()
+    assert isinstance(data, TokenDataSet)
     source = data.source("valid")
     seen = torch.cat([source.batch(0, step).targets.flatten() for step in range(len(source))]).unique()
     assert len(seen[seen != IGNORED_TARGET]) == data.n_answers
-
-
-@pytest.mark.parametrize(
-    "config", [*(StateTrackingConfig(task=name) for name in _STATE_TRACKING), RecallConfig(), InductionConfig()]
-)
-def test_every_task_is_a_data_set(config):
-    data = config.build()
-    assert isinstance(data, TokenDataSet)
     for split in ("train", "valid", "test"):
         source = data.source(split)
         assert isinstance(source, BatchSource)
@@ -153,7 +150,7 @@ def test_drawn_batches_follow_from_their_place():
     assert len(contents) == len(firsts)
 
 
-@pytest.mark.parametrize("piece", [1, 7, 10, 30, 31])
+@pytest.mark.parametrize("piece", [1, 7, 10, 31])
 def test_pieces_are_the_sequences(piece):
     sizes = {"eval_min_length": 30, "eval_max_length": 30, "eval_steps": 3, "eval_batch_size": 4}
     whole, pieces = (InductionConfig(**sizes, eval_piece=size).build().source("test") for size in (None, piece))
@@ -177,13 +174,7 @@ def test_ranks_share_a_batch():
 
 def test_the_curriculum_grows_with_every_step_to_its_end():
     grows = _Lengths(shortest=3, longest=40, final=160, growth=4)
-    assert [grows.range(place) for place in (0.0, 1.0, 2.0, 4.0, 9.0)] == [
-        (3, 40),
-        (3, 70),
-        (3, 100),
-        (3, 160),
-        (3, 160),
-    ]
+    assert [grows.range(place) for place in (0.0, 1.0, 4.0, 9.0)] == [(3, 40), (3, 70), (3, 160), (3, 160)]
     assert _Lengths(3, 40, 40, 0).range(5.0) == (3, 40)
     assert _Lengths(3, 60, 160, 100).range(29.0) == (3, 89)  # 0.29 * 100 is a little less than 29
     doubles = _Lengths(3, 10, 160, 4, "geometric")
@@ -229,8 +220,7 @@ def test_levels_are_the_steps_of_a_growth_that_waits():
         shared = StateTrackingConfig(**grows, growth_loss=0.25).build(rank=rank, world_size=2).source("train")
         parts.append(shared.at_level(3).batch(1, 2).inputs)
     assert torch.equal(torch.cat(parts), whole.batch(1, 2).inputs)
-    for split in ("valid", "test"):
-        assert not isinstance(StateTrackingConfig(**grows, growth_loss=0.25).build().source(split), LevelledSource)
+    assert not isinstance(StateTrackingConfig(**grows, growth_loss=0.25).build().source("valid"), LevelledSource)
     assert not isinstance(StateTrackingConfig(**grows).build().source("train"), LevelledSource)
 
 
@@ -238,39 +228,21 @@ def test_levels_are_the_steps_of_a_growth_that_waits():
     ("config", "fields", "message"),
     [
         (StateTrackingConfig, {"growth_loss": 0.1}, r"data\.growth_loss is 0\.1; expected null without"),
-        (
-            StateTrackingConfig,
-            {"growth_loss": 0.0, "final_length": 80, "growth_epochs": 2},
-            r"data\.growth_loss is 0\.0; expected a positive number",
-        ),
-        (
-            StateTrackingConfig,
-            {"growth_loss": 0.1, "final_length": 80, "growth_epochs": 2, "hold_epochs": 1},
-            r"data\.hold_epochs is 1; expected 0 with data\.growth_loss",
-        ),
         (StateTrackingConfig, {"task": "sorting"}, r"data\.task is 'sorting'; expected one of parity"),
         (StateTrackingConfig, {"min_length": 1}, r"data\.min_length is 1; expected at least 2"),
-        (StateTrackingConfig, {"max_length": 2}, r"data\.max_length is 2; expected at least 3"),
         (StateTrackingConfig, {"final_length": 39}, r"data\.final_length is 39; expected at least 40"),
         (StateTrackingConfig, {"final_length": 80}, r"data\.growth_epochs is 0; expected at least 1 with"),
-        (StateTrackingConfig, {"growth_epochs": 2}, r"data\.growth_epochs is 2; expected 0 without"),
         (StateTrackingConfig, {"hold_epochs": 2}, r"data\.hold_epochs is 2; expected 0 without data\.final_length"),
-        (StateTrackingConfig, {"growth": "geometric"}, r"data\.growth is 'geometric'; expected linear without"),
-        (StateTrackingConfig, {"growth": "fast"}, r"data\.growth is 'fast'; expected one of linear, geometric"),
         (StateTrackingConfig, {"eval_max_length": 39}, r"data\.eval_max_length is 39; expected at least 40"),
         (
             StateTrackingConfig,
             {"eval_piece": 8},
             r"data\.eval_piece is 8; expected null, or data\.eval_min_length = 256",
         ),
-        (InductionConfig, {"eval_piece": 0}, r"data\.eval_piece is 0; expected at least 1"),
-        (StateTrackingConfig, {"eval_steps": 0}, r"data\.eval_steps is 0; expected at least 1"),
         (RecallConfig, {"n_pairs": 17}, r"data\.n_pairs is 17; expected at most 16"),
-        (RecallConfig, {"vocabulary": 8}, r"data\.n_pairs is 4; expected fewer than half"),
         (RecallConfig, {"vocabulary": 9}, r"data\.n_pairs is 4; expected fewer than half"),
         (RecallConfig, {"final_length": 128, "growth_epochs": 2}, r"data\.final_length is 128; expected null"),
         (RecallConfig, {"max_length": 66}, r"data\.max_length is 66; expected data\.min_length"),
-        (InductionConfig, {"vocabulary": 0}, r"data\.vocabulary is 0; expected at least 1"),
     ],
 )
 def test_impossible_fields_are_named(config, fields, message):

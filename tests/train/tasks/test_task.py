@@ -1,12 +1,5 @@
 """Tasks: what a kind of data that cannot do something says, and a new one from its file to a scored run."""
 
-from types import SimpleNamespace
-
-import pytest
-
-from recurra.train.run_folder import RunFolder
-from recurra.train.task import find_task
-
 TOY = """
     from dataclasses import dataclass
 
@@ -52,18 +45,3 @@ def test_a_new_generated_task_is_one_file(run_python):
     lines = run_python(program).splitlines()
     assert any(line.startswith("finished at step 3") for line in lines)
     assert "scored ['split', 'step', 'tokens_per_second'] 3" in lines
-
-
-@pytest.mark.parametrize(
-    ("name", "ask", "wanted"),
-    [
-        ("video-crvit", lambda task, run: task.tokenizer(run), "one over text"),
-        ("recall", lambda task, run: task.class_names(run), "one over videos"),
-        ("text", lambda task, run: task.score_by_span(run), "one on Memory Horizon"),
-    ],
-)
-def test_what_a_task_has_not_is_refused_with_the_run(tmp_path, name, ask, wanted):
-    task = find_task(name.partition("-")[0])
-    run = SimpleNamespace(folder=RunFolder(tmp_path), experiment=SimpleNamespace(experiment=name))
-    with pytest.raises(ValueError, match=rf"run is {tmp_path}, a run of {name}; expected {wanted}"):
-        ask(task, run)

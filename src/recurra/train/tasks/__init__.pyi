@@ -1,7 +1,6 @@
 from recurra.train.task import TokenTask
 from recurra.train.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
-from recurra.train.tasks.recall import InductionConfig, RecallConfig
-from recurra.train.tasks.state_tracking import StateTrackingConfig
+from recurra.train.tasks.problems import InductionConfig, RecallConfig, StateTrackingConfig
 
 __all__ = [
     "GeneratedConfig",

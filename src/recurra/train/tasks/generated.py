@@ -7,7 +7,6 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,9 +29,6 @@ from recurra.train.task import TokenTask
 _Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
 """Called with the source of chance, the number of sequences and their length; returns tokens (B, L), and either targets
 (B, L), -1 where none is, or one target (B,) for the last token."""
-
-_PACES = ("linear", "geometric")
-"""How the longest length may grow."""
 
 
 class _Lengths(NamedTuple):
@@ -85,14 +81,6 @@ class _DrawnSource:
         """Draw the sequences of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         number, place = divmod(step, self._n_pieces)
-        inputs, targets = self._sequences(epoch, number)
-        if self._piece is not None:
-            read = slice(place * self._piece, (place + 1) * self._piece)
-            inputs, targets = inputs[:, read], targets[:, read]
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=place > 0)
-
-    def _sequences(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw a batch of whole sequences, and return those of this rank."""
         random = random_generator(self._seed, *self._place, epoch, number)
         shortest, longest = self._lengths.range(epoch + number / self._n_batches)
         tokens, drawn = self._draw(random, self._all_ranks, int(random.integers(shortest, longest + 1)))
@@ -101,8 +89,10 @@ class _DrawnSource:
             targets[:, -1] = drawn
         else:
             np.copyto(targets, drawn, where=drawn >= 0)
-        mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
-        return tokens[mine], targets[mine]
+        mine: tuple[slice, ...] = (slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size),)
+        if self._piece is not None:
+            mine += (slice(place * self._piece, (place + 1) * self._piece),)
+        return Batch(torch.from_numpy(tokens[mine]), torch.from_numpy(targets[mine]), continues=place > 0)
 
 
 class _LevelledDrawnSource(_DrawnSource):
@@ -188,19 +178,15 @@ class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists ke
         expected = "at least 1 with data.final_length" if grows else "0 without data.final_length"
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
         require(grows or not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 without data.final_length")
-        require_choice(_PACES, **fields_of(self, "data", "growth"))
+        require_choice(("linear", "geometric"), **fields_of(self, "data", "growth"))
         require(grows or self.growth == "linear", "data.growth", self.growth, "linear without data.final_length")
-        self._require_growth_loss(grows)
+        if (loss := self.growth_loss) is not None:
+            require(loss > 0, "data.growth_loss", loss, "a positive number or null")
+            require(grows, "data.growth_loss", loss, "null without data.final_length")
+            require(not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 with data.growth_loss")
         one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
         expected = f"null, or data.eval_min_length = {self.eval_max_length}"
         require(one_length, "data.eval_piece", self.eval_piece, expected)
-
-    def _require_growth_loss(self, grows: bool) -> None:
-        if (loss := self.growth_loss) is None:
-            return
-        require(loss > 0, "data.growth_loss", loss, "a positive number or null")
-        require(grows, "data.growth_loss", loss, "null without data.final_length")
-        require(not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 with data.growth_loss")
 
     @abstractmethod
     def make(self) -> Sequences:
@@ -222,25 +208,24 @@ class _GeneratedData:
     def source(self, split: Split) -> _DrawnSource:
         """Return the batches of a split: in training by the curriculum, in evaluation the same ones every time."""
         require_choice(SPLITS, split=split)
-        config, training = self.config, split == "train"
+        config = self.config
+        options: dict[str, Any] = {
+            "split": split,
+            "seed": config.seed,
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
+        if split != "train":
+            lengths = _Lengths(config.eval_min_length, config.eval_max_length, config.eval_max_length, 0)
+            options |= {"n_batches": config.eval_steps, "batch_size": config.eval_batch_size}
+            return _DrawnSource(self._draw, lengths, piece=config.eval_piece, **options)
         final = config.max_length if config.final_length is None else config.final_length
         pace, hold = config.growth, config.hold_epochs
-        growing = _Lengths(config.min_length, config.max_length, final, config.growth_epochs, pace, hold)
-        fixed = _Lengths(config.eval_min_length, config.eval_max_length, config.eval_max_length, 0)
-        kind: Callable[..., _DrawnSource] = _DrawnSource
-        if training and config.growth_loss is not None:
-            kind = partial(_LevelledDrawnSource, level_loss=config.growth_loss)
-        return kind(
-            self._draw,
-            growing if training else fixed,
-            split=split,
-            n_batches=config.steps_per_epoch if training else config.eval_steps,
-            batch_size=config.batch_size if training else config.eval_batch_size,
-            seed=config.seed,
-            piece=None if training else config.eval_piece,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+        lengths = _Lengths(config.min_length, config.max_length, final, config.growth_epochs, pace, hold)
+        options |= {"n_batches": config.steps_per_epoch, "batch_size": config.batch_size}
+        if config.growth_loss is None:
+            return _DrawnSource(self._draw, lengths, **options)
+        return _LevelledDrawnSource(self._draw, lengths, level_loss=config.growth_loss, **options)
 
 
 class GeneratedTask(TokenTask):

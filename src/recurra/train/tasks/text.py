@@ -1,7 +1,7 @@
-"""Text: language modelling over a corpus, with any language model."""
+"""Text: language modelling over a corpus, with any language model, fresh or from trained weights."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
+from recurra.convert.portable import load_single_file
+from recurra.convert.published.folder import ARCHITECTURES, from_huggingface, model_type_of, without_unused_tokens
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
+from recurra.data.corpus import ENCODERS
 from recurra.data.text import TextConfig, TextData, has_prepared
+from recurra.data.tokenizers import TextEncoder
 from recurra.models.registry import DataSizes, ModelEntry, list_models
 from recurra.streams.continuation import first_tokens, start_of
-from recurra.train._start import start_language_model
+from recurra.train.checkpoint import load_weights, scored_weights
 from recurra.train.evaluate import perplexity
 from recurra.train.experiment import Experiment
-from recurra.train.run_folder import RunFolder
+from recurra.train.run_folder import RunFolder, is_checkpoint, load_best_checkpoint
 from recurra.train.task import TokenTask, register_task
 
 
@@ -30,13 +34,17 @@ class TextTask(TokenTask):
         return list_models(DataSizes)
 
     def open_data(self, data: TextConfig, folder: RunFolder, *, rank: int = 0, world_size: int = 1) -> TextData:
-        """Open the text, read with the vocabulary in the run's folder, whatever the training file contains now.
-
-        The same words in another order would fit the model, and mean something else.
-        """
-        own = folder.tokenizer
-        _require_own_vocabulary(data, own)
-        if not _is_prepared(data, own):
+        """Open the text, read with the vocabulary in the run's folder, whatever the training file contains now."""
+        own, given = folder.tokenizer, Path(data.tokenizer) if data.tokenizer else None
+        # A file that is gone has moved since the run began, which has a copy.
+        is_gone = given is not None and not given.is_file()
+        known = None if given is None or is_gone else data.load_tokenizer(given).fingerprint
+        if known not in (None, data.load_tokenizer(own).fingerprint):
+            got, hint = f"{data.tokenizer}, another vocabulary", "omit it, for the run has a vocabulary of its own"
+            raise ValueError(sentence("data.tokenizer", got, f"that in {own}", hint))
+        # The cache may have the shards that the run began with; by its own vocabulary they would be made again.
+        is_plain = data.source in ("folder", "shards")
+        if is_plain or is_gone or not has_prepared(data, data.load_tokenizer(own)):
             data = replace(data, tokenizer=str(own), bpe_vocab_size=None)
         return data.build(rank=rank, world_size=world_size)
 
@@ -88,17 +96,66 @@ class TextTask(TokenTask):
         return batch.inputs[longest : longest + 1, : int(lengths[longest])]
 
 
-def _is_prepared(data: TextConfig, own: Path) -> bool:
-    """Say whether the cache has the shards that the run began with; by its own vocabulary they would be made again."""
-    if data.source in ("folder", "shards") or (data.tokenizer and not Path(data.tokenizer).is_file()):
-        return False
-    return has_prepared(data, data.load_tokenizer(own))
+# --- weights to start from: a run's, a single file's, or a published model's ---
+
+_READ = "the folder of a run, a checkpoint, a .safetensors file of ours, or a folder of a published model"
 
 
-def _require_own_vocabulary(data: TextConfig, own: Path) -> None:
-    # A file that is gone has moved since the run began, which has a copy.
-    if data.tokenizer is None or not Path(data.tokenizer).is_file():
-        return
-    if data.load_tokenizer(data.tokenizer).fingerprint != data.load_tokenizer(own).fingerprint:
-        hint = "omit it, for the run has a vocabulary of its own"
-        raise ValueError(sentence("data.tokenizer", f"{data.tokenizer}, another vocabulary", f"that in {own}", hint))
+def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | None = None) -> str:
+    """Load trained weights into a fresh language model of the same shape and vocabulary; dropouts may differ.
+
+    path: a run's folder (its best checkpoint), a checkpoint, a single file (.safetensors), or a published model.
+    encoder: of the text that the model is trained on; None takes any. Returns a line that says what was done.
+    """
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise FileNotFoundError(sentence("init_from", f"{place}, which does not exist", _READ))
+    weights, theirs, what, tokenizer = _read(place)
+    config: Any = model.config
+    ours, sizes = _shape(config), config.sizes_from_data()
+    differing = [
+        f"{name} {value!r}, not {ours[name]!r}"
+        for name, value in theirs.items()
+        if name in ours
+        and _undropped(value) != ours[name]
+        and not (value is None and name in sizes)  # a run's recipe, whose data gave it
+    ]
+    if differing:
+        raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))
+    if None not in (encoder, tokenizer) and encoder.fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
+        hint = "set data.tokenizer to its tokenizer.json"
+        raise ValueError(sentence(what, "a model with another vocabulary of the same size", "that of the data", hint))
+    load_weights(model, weights, place)
+    return f"starts from {what}"
+
+
+def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextEncoder | None]:
+    """Weights by our names, the shape of their model, what messages call them, and the tokenizer if there is one."""
+    if place.suffix == ".safetensors" and not is_checkpoint(place):
+        portable = load_single_file(place)
+    elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
+        portable = without_unused_tokens(from_huggingface(place))
+    elif is_checkpoint(place):
+        file, saved = load_best_checkpoint(place)
+        what, config = f"{file}, step {saved['position']['step']}", saved["config"]
+        own, kind = RunFolder(file.parent.parent).tokenizer, config["data"].get("vocabulary")
+        tokenizer = ENCODERS[kind].load(own) if own.is_file() and kind in ENCODERS else None
+        return scored_weights(saved), config["model"], what, tokenizer
+    else:
+        raise ValueError(sentence("init_from", f"{place}, which is none of these", _READ))
+    return portable.model.state_dict(), _shape(portable.model.config), str(place), portable.tokenizer
+
+
+def _shape(config: Any) -> dict[str, Any]:
+    """A model's settings as YAML has them, without dropouts; by default there are as many outputs as tokens."""
+    shape = _undropped(asdict(config))
+    if "output_size" in shape and shape["output_size"] is None:
+        shape["output_size"] = shape["vocab_size"]
+    return dict(shape)
+
+
+def _undropped(value: Any) -> Any:
+    """A setting as YAML has it, without the dropouts in it."""
+    if isinstance(value, Mapping):
+        return {name: _undropped(item) for name, item in value.items() if "dropout" not in name}
+    return [_undropped(item) for item in value] if isinstance(value, (list, tuple)) else value
