@@ -35,7 +35,7 @@ def test_a_temperature_at_the_end_of_what_is_tried_is_said(capsys, monkeypatch, 
     folder = shutil.copytree(trained, tmp_path / "run")
     words = ["eval", str(folder), "--split", "valid", "--temperature", "valid"]
     for found, said in ((0.3, "T = 0.3 is an end of"), (2.0, ""), (8.0, "T = 8 is an end of what was tried, 0.3 to 8")):
-        monkeypatch.setattr("recurra.cli.evaluate.calibrated_temperature", lambda run, found=found: found)
+        monkeypatch.setattr("recurra.train.task.best_temperature", lambda *_, found=found: found)
         assert main(words) == 0
         written = capsys.readouterr().err
         assert said in written
