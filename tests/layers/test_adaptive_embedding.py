@@ -57,15 +57,3 @@ def test_ids_outside_the_vocabulary_are_refused(shape, wrong, monkeypatch):
     monkeypatch.setattr("recurra.layers.embeddings.require_tokens", lambda *arguments: None)
     with pytest.raises(IndexError):
         embedding(tokens)
-
-
-def test_no_tokens_give_no_vectors():
-    embedding = AdaptiveEmbedding(VOCABULARY, D_MODEL, cutoffs=(3, 7), div_val=2)
-    assert embedding(torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0, D_MODEL)
-
-
-@pytest.mark.compile
-def test_compile_equals_eager():
-    embedding = AdaptiveEmbedding(VOCABULARY, D_MODEL, cutoffs=(3, 7, 11), div_val=2)
-    tokens = torch.randint(VOCABULARY, (2, 9))
-    torch.testing.assert_close(torch.compile(embedding, backend="aot_eager", fullgraph=True)(tokens), embedding(tokens))

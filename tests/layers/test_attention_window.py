@@ -1,11 +1,11 @@
-"""How a stream splits into segments, and which keys a query sees."""
+"""How a stream splits into segments or windows, and which keys a query sees."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.layers.attention import AttentionWindow
+from recurra.layers.attention import AttentionWindow, windows
 
 
 @given(n_steps=st.integers(1, 60), segment_length=st.integers(1, 13), data=st.data())
@@ -41,3 +41,20 @@ def test_a_query_sees_the_past_and_itself(same_length, n_queries, n_keys):
 def test_lengths_out_of_range_are_refused(lengths, message):
     with pytest.raises(ValueError, match=message):
         AttentionWindow(**{"segment_length": 4, "mem_len": 5, **lengths})
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 3, 7])
+@pytest.mark.parametrize("n_queries", [0, 1, 4, 9])
+@pytest.mark.parametrize("window", [1, 4, 100])
+def test_every_query_is_in_one_piece_with_all_that_it_sees_and_little_more(n_before, n_queries, window):
+    pieces = list(windows(n_queries, n_before + n_queries, window))
+    assert [query for start, stop, _, _ in pieces for query in range(start, stop)] == list(range(n_queries))
+    for start, stop, first, last in pieces:
+        seen = {
+            key
+            for query in range(n_before + start, n_before + stop)
+            for key in range(query + 1)
+            if query - key < window
+        }
+        assert set(range(first, last)) == seen
+        assert last - first < 2 * window

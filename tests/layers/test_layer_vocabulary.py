@@ -33,19 +33,9 @@ def test_a_cluster_without_channels_is_refused():
         Clusters(30, 15, (8, 14), 4)
 
 
-@pytest.mark.parametrize("name", ["vocab_size", "d_embedding", "div_val"])
-def test_sizes_below_one_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 0; expected at least 1"):
-        Clusters(**{"vocab_size": 5, "d_embedding": 5, "div_val": 1, name: 0})
-
-
 @pytest.mark.parametrize("wrong", [-1, 7, 100])
 def test_a_token_outside_the_vocabulary_is_named(wrong):
     tokens = torch.tensor([[0, 6], [wrong, 3]])
     require_tokens("tokens", tokens[:1], 7)
     with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}; expected ids from 0 to 6"):
         require_tokens("tokens", tokens, 7)
-
-
-def test_no_tokens_are_no_wrong_tokens():
-    require_tokens("tokens", torch.zeros(0, 3, dtype=torch.int64), 7)

@@ -63,9 +63,3 @@ def test_dropout_is_for_training(option):
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
-
-
-@pytest.mark.parametrize(("n_heads", "expected"), [(0, "at least 1"), (4, "a divisor of d_model = 15")])
-def test_heads_must_divide_the_channels(n_heads, expected):
-    with pytest.raises(ValueError, match=f"n_heads is {n_heads}; expected {expected}"):
-        SelfAttention(15, n_heads=n_heads)

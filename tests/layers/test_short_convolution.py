@@ -36,24 +36,6 @@ def test_it_is_torchs_convolution_outputs_state_and_gradients(kernel_size, bias,
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
-def test_it_starts_from_zeros():
-    layer, x = ShortConvolution(CHANNELS).double(), torch.randn(2, 6, CHANNELS, dtype=torch.float64)
-    zeros = torch.zeros(2, 3, CHANNELS, dtype=torch.float64)
-    for one, other in zip(layer(x), layer(x, zeros)):
-        assert torch.equal(one, other)
-
-
-def test_a_stream_may_be_cut_anywhere():
-    layer, x = ShortConvolution(CHANNELS).double(), torch.randn(2, 8, CHANNELS, dtype=torch.float64)
-    whole, last = layer(x)
-    pieces, state = [], None
-    for piece in x.split([1, 2, 1, 4], 1):
-        y, state = layer(piece, state)
-        pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-12, atol=1e-14)
-    assert torch.equal(state, last)
-
-
 MASKS = {
     "right": [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0, 0]],
     "left": [[0, 0, 0, 0, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]],
@@ -80,12 +62,6 @@ def test_padding_is_passed_over_and_never_read(mask):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
-def test_the_state_owns_its_memory():
-    _, state = ShortConvolution(CHANNELS)(torch.randn(2, 500, CHANNELS))
-    assert state.shape == (2, 3, CHANNELS)
-    assert state.untyped_storage().nbytes() == 2 * 3 * CHANNELS * 4
-
-
 @pytest.mark.parametrize("length", [1, 6])
 def test_half_precision_is_computed_in_float32(length):
     layer, x = ShortConvolution(CHANNELS).bfloat16(), torch.randn(2, length, CHANNELS).bfloat16()
@@ -99,12 +75,6 @@ def test_it_starts_like_torchs_convolution():
     assert weight.shape == (10_000, 1, 4)
     assert weight.abs().max().item() == pytest.approx(0.5, abs=1e-3)  # uniform, up to 1 / sqrt(kernel_size)
     assert weight.std().item() == pytest.approx(0.5 / 3**0.5, rel=0.02)
-
-
-@pytest.mark.parametrize(("sizes", "name"), [((0, 4), "channels"), ((4, 0), "kernel_size")])
-def test_bad_sizes_are_refused(sizes, name):
-    with pytest.raises(ValueError, match=f"{name} is 0; expected at least 1"):
-        ShortConvolution(*sizes)
 
 
 @pytest.mark.compile

@@ -54,38 +54,6 @@ def test_a_scan_starts_anew(lengths, reverse, dtype, backend, gates, has_h0):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_no_gradient_crosses_a_border():
-    a, b = draw(torch.float64, 1, 7, 2), draw(torch.float64, 1, 7, 2)
-    h = linear_scan(a, b, cu_seqlens=torch.tensor([0, 3, 7]))
-    da, db = torch.autograd.grad(h[:, 3:].sum(), (a, b))
-    assert not da[:, :4].any()
-    assert da[:, 4:].all()
-    assert not db[:, :3].any()
-    assert db[:, 3:].all()
-
-
-def test_half_precision_and_out():
-    lengths = [3, 0, 4]
-    a, b, h0 = torch.rand(1, 7, 5), torch.randn(1, 7, 5), torch.randn(3, 5)
-    h = linear_scan(a, b, h0, cu_seqlens=borders_of(lengths))
-    out = torch.empty_like(b)
-    assert linear_scan(a, b, h0, cu_seqlens=borders_of(lengths), backend="numba", out=out) is out
-    torch.testing.assert_close(out, h)
-    half = linear_scan(a.bfloat16(), b.bfloat16(), h0.bfloat16(), cu_seqlens=borders_of(lengths))
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), h, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "h0", "message"),
-    [([3, 5], None, "from 0 to 8; expected 0 to 7"), ([3, 4], 1, r"\(1, 2\) on cpu; expected \(2, 2\)")],
-)
-def test_a_scan_refuses(lengths, h0, message):
-    h0 = None if h0 is None else torch.zeros(h0, 2)
-    with pytest.raises(ValueError, match=message):
-        linear_scan(torch.rand(2), torch.rand(1, 7, 2), h0, cu_seqlens=borders_of(lengths))
-
-
 def test_a_scan_refuses_what_are_no_borders(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     a, b = torch.rand(2), torch.rand(1, 7, 2)

@@ -61,12 +61,6 @@ def test_rows_at_one_place_go_together():
     assert not isinstance(state, states.Ragged)  # the windows are full: all rows stand at one place
 
 
-def test_no_rows():
-    y, state = recurra.create_mixer("s4d", 8)(torch.randn(0, 5, 8), mask=torch.ones(0, 5, dtype=torch.bool))
-    assert y.shape == (0, 5, 8)
-    assert state.h.shape[0] == 0
-
-
 @pytest.mark.parametrize("tie", [True, False])
 def test_the_loss_of_what_does_not_count_is_zero(tie):
     xl = TransformerXLConfig(

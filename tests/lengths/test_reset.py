@@ -55,12 +55,6 @@ def test_a_scan_starts_anew(shape, reverse):
     assert_equal_gradients(found, torch.cat(rows), [a, b, h0])
 
 
-def test_a_scan_into_memory_starts_anew():
-    a, b = torch.rand(3, 6, 4), torch.randn(3, 6, 4)
-    expected = recurra.linear_scan(a, b, reset=RESET)
-    assert torch.equal(recurra.linear_scan(a, b, reset=RESET, out=b), expected)
-
-
 @pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused", "auto"])
 def test_gate_loop_starts_anew(mode):
     d = 1 if mode == "fused" else 3

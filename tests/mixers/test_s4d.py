@@ -57,7 +57,7 @@ def test_frequencies_are_the_literatures():
 
 
 def test_inverse_frequencies_are_near_hippos_and_those_in_the_gateloop_paper_are_not():
-    hippo = _hippo_normal_modes(64).frequency.flip(0)[:8]
+    hippo = _hippo_normal_modes(64)[0].flip(0)[:8]
     k = torch.arange(8)
     printed = 64 / math.pi * (64 / (k + 1) + 1)
     assert (inverse_frequencies(64)[:8] / hippo - 1).abs().max() < 0.25

@@ -27,8 +27,7 @@ _LONG = 4 * WIDTH
 _FLOATS, _WIDE, _ONE = Lanes("float32", _LONG), Lanes("float32", WIDTH), Lanes("float32", 1)
 _PAIRS = Lanes("float32", WIDTH, is_complex=True)
 
-# --- the cross-entropy of many classes on the CPU: two walks over each row forward, and one backward ---
-#
+# The cross-entropy of many classes on the CPU: two walks over each row forward, and one backward.
 # A row is the logits of one position. It stays in the cache between the two walks, and bfloat16 is widened on its way
 # into registers: nothing of the size of the logits is written forward, nor kept for the backward pass. Rows are
 # dense.
@@ -88,8 +87,7 @@ def cross_entropy_kernels(number: str) -> KernelPair:
     return KernelPair(Kernel(forward), Kernel(backward))
 
 
-# --- the positive random features of a Performer on the CPU, in one walk over time ---
-#
+# The positive random features of a Performer on the CPU, in one walk over time.
 # A job is one head of one sequence. The running maxima of its features stay in the first-level cache, and so does the
 # row of scores between the search for its largest and the exponential. Everything is float32 and dense: (B, L, H, m).
 
@@ -107,7 +105,8 @@ def _largest_of(row, size):  # type: ignore[no-untyped-def]
     return largest(most)
 
 
-def _features(q, k, less, peak, queries, keys, decay, batch, length, heads, size):  # type: ignore[no-untyped-def]
+@Kernel
+def walk_features(q, k, less, peak, queries, keys, decay, batch, length, heads, size):  # type: ignore[no-untyped-def]
     """`peak` has the maxima before the first step, and at the end those of the last."""
     for job in prange(batch * heads):
         sequence, head = job // heads, job % heads
@@ -129,14 +128,7 @@ def _features(q, k, less, peak, queries, keys, decay, batch, length, heads, size
                 store_part(queries + at, i, rest, _WIDE, exp(load_part(queries + at, i, rest, _WIDE) - most))
 
 
-@cache
-def positive_features_kernel() -> Kernel:
-    """Return the kernel, which compiles when first called."""
-    return Kernel(_features)
-
-
-# --- a short convolution a channel on the CPU: one walk over time forward, and one for all gradients ---
-#
+# A short convolution a channel on the CPU: one walk over time forward, and one for all gradients.
 # A job is a span of channels of one sequence. The few rows that meet in a step, the weights and the sums of their
 # gradients stay in the first-level cache. Everything is float32; x comes with strides in floats, all else is dense.
 
@@ -147,7 +139,8 @@ def _input(x, x_time, state, at, n_before, row):  # type: ignore[no-untyped-def]
     return state + 4 * at * row if at < n_before else x + 4 * (at - n_before) * x_time
 
 
-def _shifted_forward(x, state, weight, bias, y, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
+@Kernel
+def shifted_forward(x, state, weight, bias, y, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
     """y_t = bias + sum_k weight_k x_{t - K + 1 + k}."""
     (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
     for job in prange(batch * spans):
@@ -164,7 +157,8 @@ def _shifted_forward(x, state, weight, bias, y, batch, length, n_weights, row, s
                 store_part(out + 4 * t * row, i, rest, _FLOATS, found)
 
 
-def _shifted_backward(x, state, weight, g, d_x, d_state, d_weight, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
+@Kernel
+def shifted_backward(x, state, weight, g, d_x, d_state, d_weight, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
     """`d_weight` has room for each sequence's sums, of the weights and then of the bias, and comes as zeros."""
     (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
     for job in prange(batch * spans):
@@ -192,19 +186,13 @@ def _shifted_backward(x, state, weight, g, d_x, d_state, d_weight, batch, length
                     store_part(of_k, i, rest, _FLOATS, multiply_add(g_t, x_k, load_part(of_k, i, rest, _FLOATS)))
 
 
-@cache
-def shifted_products_kernels() -> KernelPair:
-    """Return the kernels, which compile when first called."""
-    return KernelPair(Kernel(_shifted_forward), Kernel(_shifted_backward))
-
-
-# --- B and C of Mamba-3 turned by angles, and their products, in one walk over rows ---
-#
+# B and C of Mamba-3 turned by angles, and their products, in one walk over rows.
 # A row is a head at a step. Its first `turning` floats are pairs (real, imaginary), which are multiplied by `unit`;
 # the rest stay. Everything is float32 and dense. A job is a span of rows.
 
 
-def _turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turning, span):  # type: ignore[no-untyped-def]
+@Kernel
+def turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turning, span):  # type: ignore[no-untyped-def]
     """b_turned = scale b unit, c_turned = c unit, dots = b . c."""
     for job in prange((rows + span - 1) // span):
         for row in range(job * span, min(rows, (job + 1) * span)):
@@ -226,7 +214,8 @@ def _turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, tur
             store(dots, row, _ONE, total(dot))
 
 
-def _turned_backward(  # type: ignore[no-untyped-def]
+@Kernel
+def turned_backward(  # type: ignore[no-untyped-def]
     b, c, unit, scale, g_b, g_c, g_dots, d_b, d_c, d_pairs, d_scale, rows, size, turning, span
 ):
     """The imaginary parts of d_pairs are the gradients of the angles."""
@@ -252,9 +241,3 @@ def _turned_backward(  # type: ignore[no-untyped-def]
                 store_part(d_c + at, i, rest, _WIDE, load_part(g_c + at, i, rest, _WIDE) + still * g)
                 sums = sums + to_still * still
             store(d_scale, row, _ONE, total(sums))
-
-
-@cache
-def turned_kernels() -> KernelPair:
-    """Return the kernels, which compile when first called."""
-    return KernelPair(Kernel(_turned_forward), Kernel(_turned_backward))

@@ -1,8 +1,7 @@
-"""Softmax attention and what it sees: torch's attention under transforms, windows over segments, and sliding
-windows.
-"""
+"""Softmax attention and what it sees: torch's attention under transforms, and windows over segments and steps."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,17 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from recurra.checks import require, require_at_least, require_heads
 from recurra.ops._operator import transforms_are_active
 
-# --- attention with segment-level recurrence: how a stream splits into segments, and which keys a step sees ---
-
 
 def head_size(d_model: int, n_heads: int, d_head: int | None) -> int:
     """Return the channels of a head: `d_head`, or d_model / n_heads if that is None."""
-    require_at_least(1, d_model=d_model, n_heads=n_heads)
-    if d_head is None:
-        require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model = {d_model}", "or set d_head")
-        return d_model // n_heads
-    require_at_least(1, d_head=d_head)
-    return d_head
+    require_at_least(1, d_model=d_model, n_heads=n_heads, d_head=1 if d_head is None else d_head)
+    fits = d_head is not None or d_model % n_heads == 0
+    require(fits, "n_heads", n_heads, f"a divisor of d_model = {d_model}", "or set d_head")
+    return d_head or d_model // n_heads
 
 
 @dataclass(frozen=True)
@@ -66,13 +61,8 @@ class AttentionWindow:
         return future | (distance >= self.mem_len) if self.same_length else future
 
 
-# --- torch's attention, in a form that the transforms of torch.func accept ---
-
-
-_MOST_ROWS = 65_535
-"""The most sequences in a call: some of torch's kernels on a GPU number them in a dimension that has no more."""
-_SHORT = 1024
-"""The most keys for which the scores of all queries are formed: more would take too much memory."""
+_MOST_ROWS = 65_535  # in a call: some of torch's kernels on a GPU number them in a dimension that has no more
+_SHORT = 1024  # the most keys for which the scores of all queries are formed: more would take too much memory
 
 
 def dot_product_attention(queries: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
@@ -81,28 +71,18 @@ def dot_product_attention(queries: Tensor, keys: Tensor, values: Tensor, **optio
     Under torch.func and forward derivatives it computes in plain operators: torch's fast kernels have no rules there.
     A mask that needs a gradient gets one for an empty batch too, which torch does not give it.
     """
+    mask, found = options.get("attn_mask"), []
     if queries.shape[0] > _MOST_ROWS:
-        return _by_rows(queries, keys, values, options)
-    if transforms_are_active():
-        with sdpa_kernel(SDPBackend.MATH):
-            y = functional.scaled_dot_product_attention(queries, keys, values, **options)
-    else:
+        for rows in (slice(start, start + _MOST_ROWS) for start in range(0, queries.shape[0], _MOST_ROWS)):
+            if mask is not None and mask.ndim == queries.ndim and mask.shape[0] > 1:
+                options = {**options, "attn_mask": mask[rows]}
+            found.append(dot_product_attention(queries[rows], keys[rows], values[rows], **options))
+        return torch.cat(found)
+    with sdpa_kernel(SDPBackend.MATH) if transforms_are_active() else nullcontext():
         y = functional.scaled_dot_product_attention(queries, keys, values, **options)
-    mask = options.get("attn_mask")
     if mask is not None and mask.requires_grad and not queries.numel():
         y = y + mask.sum()
     return y
-
-
-def _by_rows(queries: Tensor, keys: Tensor, values: Tensor, options: dict[str, Any]) -> Tensor:
-    """Compute as many sequences at once as a call may have."""
-    mask, found = options.get("attn_mask"), []
-    for start in range(0, queries.shape[0], _MOST_ROWS):
-        rows = slice(start, start + _MOST_ROWS)
-        if mask is not None and mask.ndim == queries.ndim and mask.shape[0] > 1:
-            options = {**options, "attn_mask": mask[rows]}
-        found.append(dot_product_attention(queries[rows], keys[rows], values[rows], **options))
-    return torch.cat(found)
 
 
 def causal_attention(
@@ -111,12 +91,8 @@ def causal_attention(
     """Compute the same for steps that see themselves, (B, H, L, d_head), and what a mask (L, K) shows them.
 
     Short bfloat16 sequences on a CPU that need a gradient go through plain products, with scores in bfloat16 and a
-    softmax in float32 inside: torch's fast kernel took two to four times as long there (docs/lab-log.md).
-
-    Args:
-        queries, keys, values: L, K and K steps.
-        visible: True where a query sees a key, itself at least; None for all steps up to its own, where L = K.
-        dropout_p: probability of dropping an attention weight.
+    softmax in float32 inside: torch's fast kernel took two to four times as long there (docs/lab-log.md). `visible` is
+    True where a query sees a key, itself at least, or None for all steps up to its own, where L = K.
     """
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     is_short = queries.dtype == torch.bfloat16 and keys.shape[2] <= _SHORT
@@ -131,17 +107,11 @@ def causal_attention(
     return (functional.dropout(weights, dropout_p) @ v).unflatten(0, queries.shape[:2])
 
 
-# --- softmax attention between all steps, without positions or causality (Vaswani et al., arXiv 1706.03762, 3.2) ---
-
-
 class SelfAttention(nn.Module):
     """y_i = W_o sum_j softmax_j((x_i W_q)(x_j W_k)^T / sqrt(d_head)) x_j W_v + b_o, per head, with biases (CRT (1)).
 
-    Args:
-        d_model: channels of x and y.
-        n_heads: number of heads.
-        attention_dropout: probability of dropping an attention weight.
-        dropout: probability of dropping a channel of y.
+    Between all steps, without positions or causality (Vaswani et al., arXiv 1706.03762, section 3.2). In training,
+    `attention_dropout` drops attention weights, and `dropout` channels of y.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, attention_dropout: float = 0.0, dropout: float = 0.0) -> None:
@@ -168,9 +138,6 @@ class SelfAttention(nn.Module):
         return self.dropout(self.output_projection(y.transpose(1, 2).flatten(2)))
 
 
-# --- a state that is the last steps themselves: what a layer with a sliding window keeps ---
-
-
 _Seen = TypeVar("_Seen", bound=tuple[Tensor, ...])
 
 
@@ -193,12 +160,9 @@ def still_seen(known: _Seen, window: int | None) -> _Seen:
 
 
 def windows(n_queries: int, n_keys: int, window: int) -> Iterator[tuple[int, int, int, int]]:
-    """Split the last `n_queries` of `n_keys` steps into pieces of at most `window`, with the keys that they see.
+    """Split the last `n_queries` of `n_keys` steps into pieces of at most `window`, for memory in proportion.
 
-    Attention piece by piece takes memory proportional to the number of queries.
-
-    Yields:
-        start and stop of a piece among the queries, first and last (exclusive) of its keys.
+    Yields start and stop of a piece among the queries, and first and last (exclusive) of the keys that it sees.
     """
     before = n_keys - n_queries
     for start in range(0, n_queries, window):

@@ -47,12 +47,7 @@ def _check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Non
         require_layout("bias", bias, (row,), *kind)
 
 
-def _shifted_products_reference(
-    x: Float[Tensor, "B L D"],
-    state: Float[Tensor, "B K_1 D"],
-    weight: Float[Tensor, "K D"],
-    bias: Float[Tensor, " D"] | None,
-) -> Float[Tensor, "B L D"]:
+def _shifted_products_reference(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the same in plain operators."""
     known, length = torch.cat([state, x], 1), x.shape[1]
     weight = weight.contiguous()  # the products below read rows of D numbers
@@ -71,17 +66,17 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
 
 
 def _forward(keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[tuple, tuple]:
-    from recurra.layers._cpu import shifted_products_kernels
+    from recurra.layers._cpu import shifted_forward
 
     inputs, before, rows = last_dim_contiguous(x.detach()), state.detach().contiguous(), weight.contiguous()
     added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
     y, (sizes, work) = x.new_empty(x.shape), _sizes(x, weight)
-    shifted_products_kernels().forward(describe(inputs), *addresses(before, rows, added, y), *sizes, **work)
+    shifted_forward(describe(inputs), *addresses(before, rows, added, y), *sizes, **work)
     return (y,), (x, state, weight, bias)
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.layers._cpu import shifted_products_kernels
+    from recurra.layers._cpu import shifted_backward
 
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved
@@ -91,7 +86,7 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | No
     d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)
     sums = x.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])
     places = addresses(before, rows, given, d_x, d_state, sums)
-    shifted_products_kernels().backward(describe(inputs), *places, *sizes, **work)
+    shifted_backward(describe(inputs), *places, *sizes, **work)
     found = sums.sum(0)
     return d_x, d_state, found[:-1], None if bias is None else found[-1]
 
@@ -101,18 +96,14 @@ _shifted_products = Differentiable(
 )
 
 
-# --- a short causal convolution, one filter a channel: what many recurrent layers put before their recurrence ---
-#
-#     y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}
-#
-# The last of the K weights meets the step itself, as in `torch.nn.Conv1d` over inputs padded on the left.
-
-
 _MANY = 16  # weights: with fewer, shifted products are faster than transforms
 
 
 class ShortConvolution(nn.Module):
-    """Convolve every channel with its own filter of `kernel_size` steps; an activation is the caller's.
+    """y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}: every channel has its own filter of K = `kernel_size` steps.
+
+    An activation is the caller's. The last weight meets the step itself, as in `torch.nn.Conv1d` over inputs padded on
+    the left.
 
     The weights have the names, shapes (D, 1, K) and start of `torch.nn.Conv1d(D, D, K, groups=D)`, so that published
     ones load. The state is the last K - 1 counted inputs (B, K - 1, D), the oldest first: in x's own layout, a step
@@ -181,11 +172,11 @@ class ShortConvolution(nn.Module):
         bias = None if self.bias is None else at_least_float32(self.bias)
         if not isinstance(x.shape[1], torch.SymInt) and x.shape[1] == 1:
             y = (torch.cat([state, x], 1) * weight).sum(1, keepdim=True)
-            return y if bias is None else y + bias
-        if self.kernel_size >= _MANY:
+        elif self.kernel_size >= _MANY:
             y, _ = convolve_window(x, weight.flip(0), state)
-            return y if bias is None else y + bias
-        return shifted_products(x, state, weight, bias)
+        else:
+            return shifted_products(x, state, weight, bias)
+        return y if bias is None else y + bias
 
 
 def _rows(x: Float[Tensor, "B L D"], steps: Tensor) -> Float[Tensor, "B n D"]:

@@ -1,6 +1,4 @@
-"""Token ids checked, and embeddings: plain, and with fewer channels for rarer words (Baevski and Auli, arXiv
-1809.10853).
-"""
+"""Token ids checked, and embeddings with fewer channels for rarer words (Baevski and Auli, arXiv 1809.10853)."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,18 +12,14 @@ from torch.nn import functional
 from recurra.checks import kind_of, require, require_at_least, require_shape, sentence
 from recurra.ops._operator import transforms_are_active
 
-# --- vocabularies: token ids, ignored targets, and the clusters of adaptive softmaxes and embeddings ---
-
-
 IGNORED_TARGET = -100
 """The target of a position without one (torch's default `ignore_index`)."""
 
 
 def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
-    """Refuse token ids that are not in the vocabulary.
+    """Refuse token ids that are not in the vocabulary, on the CPU alone, and neither in traces nor under torch.func.
 
-    This checks only tensors on the CPU, and neither during tracing nor under torch.func. Elsewhere it would have to
-    wait for the device, where the look-up itself fails on such an id.
+    Elsewhere it would have to wait for the device, where the look-up itself fails on such an id.
     """
     if torch.compiler.is_compiling() or transforms_are_active() or not tokens.is_cpu or not tokens.numel():
         return
@@ -42,10 +36,7 @@ def require_targets(targets: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def counted_tokens(tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None, vocab_size: int) -> Tensor:
-    """Replace `IGNORED_TARGET` by 0 at masked positions.
-
-    Any other id must be in the vocabulary even there, so that a shifted mask is found early.
-    """
+    """Replace `IGNORED_TARGET` by 0 at masked positions; other ids must be in the vocabulary even there."""
     if mask is not None:
         tokens = tokens.masked_fill(~mask & (tokens == IGNORED_TARGET), 0)
         require_tokens("tokens", tokens, vocab_size)
@@ -57,14 +48,9 @@ def counted_targets(targets: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | Non
     return targets if mask is None else targets.masked_fill(~mask, IGNORED_TARGET)
 
 
-_FEW = 4
-"""Targets are few if they stand at no more than a fourth of the positions. Then logits are formed only there: with
-8,192 words and answers at 1 of 16 tokens, the others would take most of an update."""
-
-
 def few_targets(n_targets: int, targets: Int[Tensor, "B L"]) -> bool:
-    """Say whether the `n_targets` of these that count are few."""
-    return _FEW * n_targets <= targets.numel()
+    """Say whether those that count are so few, no more than a fourth, that logits should be formed only there."""
+    return 4 * n_targets <= targets.numel()
 
 
 @dataclass(frozen=True)
@@ -122,9 +108,6 @@ class Clusters:
 
 def _drawn(shapes: list[tuple[int, int]], std: float) -> nn.ParameterList:
     return nn.ParameterList(nn.Parameter(torch.randn(shape) * std) for shape in shapes)
-
-
-# --- adaptive input embedding (Baevski and Auli, arXiv 1809.10853, section 3) ---
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -18,14 +18,10 @@ LOWEST = -1e30
 class _PositiveFeatures(NamedTuple):
     """What enters a linear attention; only `queries` and `keys` have gradients."""
 
-    queries: Float[Tensor, "B L H m"]
-    """exp(q_r + peak_r), divided by the largest of a head: a factor that normalising cancels."""
-    keys: Float[Tensor, "B L H m"]
-    """exp(e_r - peak_r) with the exponents e_r = k_r - less; 0 at padding."""
-    decay: Float[Tensor, "B L H m"]
-    """exp(peak before - peak), by which the sums are multiplied."""
-    peak: Float[Tensor, "B H m"]
-    """The largest exponents up to the last step."""
+    queries: Float[Tensor, "B L H m"]  # exp(q_r + peak_r) / the largest of a head: a factor that normalising cancels
+    keys: Float[Tensor, "B L H m"]  # exp(e_r - peak_r) with the exponents e_r = k_r - less; 0 at padding
+    decay: Float[Tensor, "B L H m"]  # exp(peak before - peak), by which the sums are multiplied
+    peak: Float[Tensor, "B H m"]  # the largest exponents up to the last step
 
 
 def positive_features(
@@ -37,15 +33,10 @@ def positive_features(
 ) -> _PositiveFeatures:
     """Compute the features of queries and keys, relative to the largest exponents of the keys so far.
 
-    On a CPU a kernel makes all of them in one walk over time. It is the reference itself for a padded batch, a single
-    step and other types and devices, and under torch.compile, torch.func and forward derivatives.
-
-    Args:
-        q: w_r q of all steps, at least one.
-        k: w_r k.
-        less: |k|^2 / 2.
-        start: the largest exponents before the first step, or `LOWEST`. It has no gradient.
-        mask: True where a step of a padded batch counts.
+    q and k are w_r q and w_r k of at least one step, `less` is |k|^2 / 2, and `start` has the largest exponents before
+    the first step, or `LOWEST`, without a gradient. On a CPU a kernel makes all of them in one walk over time. It is
+    the reference itself for a padded batch, a single step and other types and devices, and under torch.compile,
+    torch.func and forward derivatives.
     """
     (batch, length, heads, size), kind = q.shape, (q.dtype, q.device)
     require_layout("k", k, (batch, length, heads, size), *kind)
@@ -57,11 +48,7 @@ def positive_features(
 
 
 def _positive_features_reference(
-    q: Float[Tensor, "B L H m"],
-    k: Float[Tensor, "B L H m"],
-    less: Float[Tensor, "B L H"],
-    start: Float[Tensor, "B H m"],
-    mask: Bool[Tensor, "B L"] | None = None,
+    q: Tensor, k: Tensor, less: Tensor, start: Tensor, mask: Tensor | None = None
 ) -> _PositiveFeatures:
     """Compute the same in plain operators."""
     exponents, start = k - less[..., None], start.detach()[:, None]
@@ -76,13 +63,13 @@ def _positive_features_reference(
 
 
 def _forward(keep: bool, q: Tensor, k: Tensor, less: Tensor, start: Tensor) -> tuple[tuple, tuple]:
-    from recurra.layers._cpu import positive_features_kernel
+    from recurra.layers._cpu import walk_features
 
     dense = [x.detach().contiguous() for x in (q, k, less)]
     peak = start.detach().clone(memory_format=torch.contiguous_format)
     queries, keys, decay = (torch.empty_like(dense[0]) for _ in range(3))
     places = addresses(*dense, peak, queries, keys, decay)
-    positive_features_kernel()(*places, *q.shape, jobs=q.shape[0] * q.shape[2], work=3 * q.numel())
+    walk_features(*places, *q.shape, jobs=q.shape[0] * q.shape[2], work=3 * q.numel())
     return (queries, keys, decay, peak), (q, k, less, start, queries, keys)
 
 

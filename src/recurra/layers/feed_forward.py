@@ -1,8 +1,7 @@
-"""Channel mixing: position-wise feed-forward networks by name, block-diagonal maps, output gates, and RWKV's token
-shift.
-"""
+"""Channel mixing: feed-forward networks by name, block-diagonal maps, output gates, and RWKV's token shift."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,8 +10,6 @@ from torch.nn import functional
 
 from recurra.checks import require_heads
 from recurra.layers.norms import at_least_float32
-
-# --- channel mixing: the position-wise feed-forward networks, by name ---
 
 
 class FeedForward(nn.Sequential):
@@ -35,11 +32,17 @@ class _GatedFeedForward(nn.Module):
     """y = W_down (f(W_gate x) * W_up x), dropout before W_down (Shazeer, arXiv 2002.05202, section 2)."""
 
     def __init__(
-        self, activation: nn.Module, d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True
+        self,
+        activation: Callable[[], nn.Module],
+        d_model: int,
+        d_hidden: int,
+        dropout: float = 0.0,
+        *,
+        biases: bool = True,
     ) -> None:
         super().__init__()
         self.gate, self.up = (nn.Linear(d_model, d_hidden, bias=biases) for _ in range(2))
-        self.activation = activation
+        self.activation = activation()
         self.dropout = nn.Dropout(dropout)
         self.down = nn.Linear(d_hidden, d_model, bias=biases)
 
@@ -49,41 +52,19 @@ class _GatedFeedForward(nn.Module):
         return y
 
 
-def _swiglu(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> _GatedFeedForward:
-    """Make a feed-forward network with a SiLU gate."""
-    return _GatedFeedForward(nn.SiLU(), d_model, d_hidden, dropout, biases=biases)
-
-
-def _geglu(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> _GatedFeedForward:
-    """Make a feed-forward network with a GELU gate."""
-    return _GatedFeedForward(nn.GELU(), d_model, d_hidden, dropout, biases=biases)
-
-
-def _geglu_tanh(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> _GatedFeedForward:
-    """Make a feed-forward network with a GELU gate in its approximation by tanh, as Gemma has."""
-    return _GatedFeedForward(nn.GELU("tanh"), d_model, d_hidden, dropout, biases=biases)
-
-
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
     "gelu": FeedForward,
-    "swiglu": _swiglu,
-    "geglu": _geglu,
-    "geglu-tanh": _geglu_tanh,
+    "swiglu": partial(_GatedFeedForward, nn.SiLU),
+    "geglu": partial(_GatedFeedForward, nn.GELU),
+    "geglu-tanh": partial(_GatedFeedForward, partial(nn.GELU, "tanh")),  # as Gemma has it
 }
 """Each is called as `feed_forward(d_model, d_hidden, dropout, biases=...)`."""
-
-
-# --- a linear layer with a block-diagonal matrix: channels meet within their head alone ---
 
 
 class BlockDiagonalLinear(nn.Module):
     """y = x W + b with one square block of W for each head, which has d / n_heads channels.
 
     The blocks start with the variance of LeCun's initialisation, 1 / inputs; the bias starts from zeros.
-
-    Args:
-        channels: d, of x and y.
-        n_heads: blocks; they divide the channels.
     """
 
     def __init__(self, channels: int, n_heads: int) -> None:
@@ -100,22 +81,8 @@ class BlockDiagonalLinear(nn.Module):
         return torch.einsum("blhi,hij->blhj", heads, self.weight).flatten(-2) + self.bias
 
 
-# --- gates between a mixer's recurrence and its output projection ---
-
-
-class NoOutputGate(nn.Module):
-    """No gate: y as it is."""
-
-    def __init__(self, d_model: int, d_v: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, "B L d_model"], y: Float[Tensor, "B L d_v"]) -> Float[Tensor, "B L d_v"]:
-        """Return y."""
-        return y
-
-
 class SiLUOutputGate(nn.Module):
-    """y * SiLU(W_g x): the input decides what leaves the layer."""
+    """y * SiLU(W_g x): the input decides what leaves a recurrence for its output projection."""
 
     def __init__(self, d_model: int, d_v: int) -> None:
         super().__init__()
@@ -124,11 +91,6 @@ class SiLUOutputGate(nn.Module):
     def forward(self, x: Float[Tensor, "B L d_model"], y: Float[Tensor, "B L d_v"]) -> Float[Tensor, "B L d_v"]:
         """Gate y, the recurrence's output, by x, its input."""
         return y * functional.silu(self.projection(x))
-
-
-# --- token shift ---
-#
-# RWKV's token shift: every step beside the one before it (Peng et al. 2023, arXiv 2305.13048, section 3.1).
 
 
 def mixed(
@@ -144,13 +106,8 @@ def with_previous(
 ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B D"]]:
     """Return x, the counted step before each, and the last counted step: what `before` is in the next call.
 
-    Args:
-        x: at least one step.
-        before: the last counted step of earlier calls, float32 or better; zeros at the start of a stream.
-        mask: True where a step counts. Padding may stand anywhere; what is before it is not read.
-
-    Returns:
-        all three in float32 or better, the last one in memory of its own.
+    This is RWKV's token shift (Peng et al. 2023, arXiv 2305.13048, section 3.1). x has at least one step; padding may
+    stand anywhere and is not read. All three are float32 or better, the last one in memory of its own.
     """
     x = at_least_float32(x)
     known = torch.cat([before[:, None], x], 1)

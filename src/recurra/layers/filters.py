@@ -12,8 +12,8 @@ from torch.nn import functional
 from recurra.checks import require_at_least
 from recurra.ops.scan.convolution import transform_length
 
+# pairs of positional features, hidden channels and layers, and where the frequency of the sines starts
 _BANDS, _WIDTH, _DEPTH, _FREQUENCY = 16, 64, 3, 14.0
-"""Pairs of positional features, hidden channels and layers, and where the frequency of the sines starts."""
 _SLOWEST, _FASTEST = math.log(100) / 1.5, math.log(100) / 0.3  # a filter falls to 1 % in 1.5 or 0.3 of its length
 _SHIFT = 0.05  # what the window keeps of a filter's end
 
@@ -30,10 +30,6 @@ class ImplicitFilters(nn.Module):
     channels with activations sin(frequency * x) of a learned frequency a channel, which starts at 14 so that filters
     need not be smooth. The rates alpha are fixed; they run from a filter that falls to 1 % over 1.5 times its length to
     one that does over 0.3 of it. The shift, 0.05, leaves every filter its whole length.
-
-    Args:
-        n_filters: filters.
-        length: steps of a filter.
     """
 
     needs_exact_weights = True
@@ -81,15 +77,8 @@ def convolve_window(
     """Compute y_t = sum_{s < K} filter_s x_{t-s}, continuing from the last K - 1 inputs.
 
     Pieces of at least `LONG` steps go through the fast Fourier transform, whose error is relative to the largest y;
-    shorter ones, and traces for any length, are convolved directly. Both give the same result.
-
-    Args:
-        x: the inputs, float32 or float64, at least one step.
-        filters: the filters, from the step itself to the oldest.
-        past: the K - 1 inputs before x, the oldest first.
-
-    Returns:
-        y, and the last K - 1 inputs, in memory of their own.
+    shorter ones, and traces for any length, are convolved directly. Both give the same result. Filters run from the
+    step itself to the oldest, `past` from the oldest on. Returns y, and the last K - 1 inputs in memory of their own.
     """
     known = torch.cat([past, x], 1)
     is_long = not isinstance(x.shape[1], torch.SymInt) and x.shape[1] >= _LONG and x.numel() > 0

@@ -6,15 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# --- the precision in which recurrences run ---
-
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Convert float16 and bfloat16 to float32, in which recurrences run and states are kept; keep other dtypes."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# --- vectors of length 1, which queries and keys of the delta rule are ---
 
 
 _EPSILON = 1e-6  # as in the published code; a vector of zeros stays zeros, with a finite gradient
@@ -26,18 +21,11 @@ def unit_length(x: Float[Tensor, "*shape channels"]) -> Float[Tensor, "*shape ch
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPSILON)
 
 
-# --- root mean square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467) ---
-
-
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32 or better.
+    """weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32 or better (arXiv 1910.07467).
 
     Unlike torch.nn.RMSNorm it takes float32 inputs in a bfloat16 layer, as recurrences return them, and keeps them.
-
-    Args:
-        n_channels: size of the last dimension; a mixer with heads normalises those of one head, with shared weights.
-        epsilon: added to the mean.
-        n_groups: equal groups of channels, each with a mean of its own; the weights are not shared between them.
+    Each of `n_groups` equal groups of channels has a mean of its own; the weights are not shared between them.
     """
 
     def __init__(self, n_channels: int, epsilon: float = 1e-5, n_groups: int = 1) -> None:
@@ -49,9 +37,6 @@ class RMSNorm(nn.Module):
         """Normalise x; float16 and bfloat16 become float32."""
         x = at_least_float32(x).unflatten(-1, (self.n_groups, -1))
         return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)).flatten(-2) * self.weight
-
-
-# --- the norms of residual blocks, by name ---
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}

@@ -8,18 +8,11 @@ from torch import Tensor
 
 from recurra.ops._operator import is_batch, transforms_are_active
 
-# --- rotation of queries and keys by their positions, as in RoPE and xPos (arXiv 2212.10554, section 2) ---
-
 
 def phases(positions: Int[Tensor, "*n"], n_channels: int, base: float = 10000.0) -> Float[Tensor, "*n pairs"]:
     """Compute theta_i n in radians and float64, with theta_i = base^(-2i / n_channels) for channel pair i.
 
-    In float32 the phase at position 10^6 would be off by up to 0.06 radians.
-
-    Args:
-        positions: n, of any sign.
-        n_channels: number of channels, even: they are rotated in pairs.
-        base: what the angles fall with; larger ones turn more slowly.
+    In float32 the phase at position 10^6 would be off by up to 0.06 radians. The number of channels is even.
     """
     exponents = torch.arange(0, n_channels, 2, dtype=torch.float64, device=positions.device) / n_channels
     return positions.double()[..., None] * base**-exponents
@@ -28,10 +21,14 @@ def phases(positions: Int[Tensor, "*n"], n_channels: int, base: float = 10000.0)
 def rotate(x: Float[Tensor, "*batch d"], angles: Float[Tensor, "*#batch pairs"]) -> Float[Tensor, "*batch d"]:
     """Multiply x by exp(i angle), with channels 2i and 2i + 1 as the complex number x_2i + i x_2i+1.
 
-    The product of two rotated vectors then depends only on the difference of their angles:
+    So RoPE and xPos rotate queries and keys by their positions (arXiv 2212.10554, section 2). The product of two
+    rotated vectors then depends only on the difference of their angles:
     rotate(q, n theta) . rotate(k, m theta) = Re(q conj(k) exp(i (n - m) theta)).
     """
-    if _trains_eagerly(x, angles):
+    # programs are exported without complex numbers
+    is_eager = not torch.compiler.is_compiling() and not transforms_are_active()
+    trains = torch.is_grad_enabled() and x.requires_grad and not angles.requires_grad
+    if is_eager and trains and x.dtype in (torch.float32, torch.float64) and x.numel():
         rotated: Tensor = _Rotation.apply(x, torch.polar(torch.ones_like(angles), angles).to(x.dtype.to_complex()))
         return rotated
     return _by_parts(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
@@ -40,13 +37,6 @@ def rotate(x: Float[Tensor, "*batch d"], angles: Float[Tensor, "*#batch pairs"])
 def _by_parts(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     re, im = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).unbind(-1)  # vmap may have no rule for unflatten
     return torch.stack([re * cos - im * sin, re * sin + im * cos], -1).reshape(x.shape)
-
-
-def _trains_eagerly(x: Tensor, angles: Tensor) -> bool:
-    """Whether a gradient of x alone is needed, and nobody traces: programs are exported without complex numbers."""
-    needed = torch.is_grad_enabled() and x.requires_grad and not angles.requires_grad
-    fits = x.dtype in (torch.float32, torch.float64) and bool(x.numel())
-    return needed and fits and not torch.compiler.is_compiling() and not transforms_are_active()
 
 
 class _Rotation(torch.autograd.Function):
@@ -68,22 +58,14 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(gradient, unit.conj().resolve_conj()), None
 
 
-# --- sinusoids of distances: the position encoding R of relative attention ---
-
-
 def sinusoids(
     n_distances: int, d_model: int, *, like: Tensor, clamp_len: int | None = None
 ) -> Float[Tensor, "n_distances d_model"]:
     """Encode the distances n_distances - 1, ..., 1, 0, one per row (Transformer-XL, arXiv 1901.02860, section 3.3).
 
     The row of distance d is sin(d f_0), ..., sin(d f_k), cos(d f_0), ..., cos(d f_k) with f_i = 10000^(-2i / d_model):
-    all sines, then all cosines, as in Transformer-XL's code.
-
-    Args:
-        n_distances: number of rows.
-        d_model: channels, an even number.
-        like: a tensor of the device and dtype of the result.
-        clamp_len: larger distances are encoded as this one; None for no limit.
+    all sines, then all cosines, as in Transformer-XL's code. d_model is even; distances beyond `clamp_len` are encoded
+    as this one; the result has the device and dtype of `like`.
     """
     # The frequencies are rounded to float32 in every precision, because the published weights were trained that way.
     exponents = torch.arange(0, d_model, 2, dtype=torch.float32, device=like.device) / d_model

@@ -1,6 +1,4 @@
-"""Heads of a language model: the adaptive softmax (Grave et al., arXiv 1609.04309), and heads with a factor or a
-bound.
-"""
+"""Ends of a language model: the adaptive softmax (Grave et al., arXiv 1609.04309), and those with a factor or bound."""
 
 from collections.abc import Sequence
 
@@ -11,8 +9,7 @@ from torch.nn import functional
 
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, AdaptiveEmbedding, Clusters, require_tokens
-
-# --- adaptive softmax (Grave et al., arXiv 1609.04309, section 4) ---
+from recurra.layers.norms import at_least_float32
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -127,20 +124,11 @@ class AdaptiveSoftmax(nn.Module):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return functional.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
-
-
-# --- the ends of a language model with a factor or a bound, as some published models have them ---
+    return functional.log_softmax(at_least_float32(logits), -1)
 
 
 class ScaledEmbedding(nn.Embedding):
-    """An embedding times a constant: Gemma and Griffin multiply theirs, which is the head too, by sqrt(d_model).
-
-    Args:
-        n_tokens: rows of the table.
-        d_model: its columns.
-        scale: what to multiply by.
-    """
+    """An embedding times a constant: Gemma and Griffin multiply theirs, which is the head too, by sqrt(d_model)."""
 
     def __init__(self, n_tokens: int, d_model: int, scale: float) -> None:
         super().__init__(n_tokens, d_model)
@@ -150,18 +138,9 @@ class ScaledEmbedding(nn.Embedding):
         """Look tokens up and scale what is found."""
         return super().forward(tokens) * self.scale
 
-    def extra_repr(self) -> str:
-        """What print shows."""
-        return f"{super().extra_repr()}, scale={self.scale}"
-
 
 class CappedHead(nn.Module):
-    """cap * tanh(W x / cap): logits that stay between -cap and cap (Griffin, arXiv 2402.19427).
-
-    Args:
-        linear: the head without its bound.
-        cap: the bound, above 0.
-    """
+    """cap * tanh(W x / cap): logits that stay between -cap and cap, above 0 (Griffin, arXiv 2402.19427)."""
 
     def __init__(self, linear: nn.Linear, cap: float) -> None:
         super().__init__()
@@ -175,7 +154,3 @@ class CappedHead(nn.Module):
     def weight(self) -> Tensor:
         """The matrix, as of a head without a bound."""
         return self.linear.weight
-
-    def extra_repr(self) -> str:
-        """What print shows."""
-        return f"cap={self.cap}"

@@ -72,11 +72,10 @@ def _bilinear(eigenvalues: Complex[Tensor, "*modes"], step: Float[Tensor, "*#mod
 _DISCRETISATIONS: dict[str, Callable[[Tensor, Tensor], _Discretised]] = {"zoh": zero_order_hold, "bilinear": _bilinear}
 
 
-def _decaying_eigenvalues(
-    log_decay: Float[Tensor, "*modes"], frequency: Float[Tensor, "*modes"]
-) -> Complex[Tensor, "*modes"]:
-    """lambda = -exp(log_decay) + i frequency: every mode decays, for any values of the parameters."""
-    return torch.complex(-torch.exp(at_least_float32(log_decay)), at_least_float32(frequency))
+def _logarithms(smallest: float, largest: float) -> tuple[float, float]:
+    require_positive(min_step=smallest, max_step=largest)
+    require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
+    return math.log(smallest), math.log(largest)
 
 
 def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
@@ -85,9 +84,7 @@ def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Ten
     The order is random so that step sizes do not depend on frequencies; the published code of S4D and S5 draws the
     logarithms uniformly instead.
     """
-    require_positive(min_step=smallest, max_step=largest)
-    require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
-    return torch.linspace(math.log(smallest), math.log(largest), n_steps)[torch.randperm(n_steps)]
+    return torch.linspace(*_logarithms(smallest, largest), n_steps)[torch.randperm(n_steps)]
 
 
 def fixed_transition(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
@@ -103,44 +100,37 @@ def run_channels(
 
     Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, which forms no state but
     the last; shorter ones run as a recurrence, and so do traces for any length. Both give the same result.
-
-    Args:
-        x: the input, float32 or float64 like the model.
-        ssm: the discrete model.
-        h0: the state before the first step; zeros when None.
     """
     is_any = isinstance(x.shape[1], torch.SymInt)  # traced for every length, short or long
     is_long = not is_any and x.shape[1] >= _SHORT and x.shape[0] > 0  # an empty batch has no transform in torch
     return (_run_channels_by_convolution if is_long else _run_channels_by_recurrence)(x, ssm, h0)
 
 
-def _run_channels_by_recurrence(
-    x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
-) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
+def _run_channels_by_recurrence(x: Tensor, ssm: ChannelSSM, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`run_channels` as a linear scan: O(L) work, with memory for the states of all steps."""
     h0 = ssm.a.new_zeros((x.shape[0], *ssm.a.shape)) if h0 is None else h0
     h = linear_scan(ssm.a, x[..., None] * ssm.b, h0)
     return (h * ssm.c).real.sum(-1), last_step(h, h0)
 
 
-def _run_channels_by_convolution(
-    x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
-) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
+def _run_channels_by_convolution(x: Tensor, ssm: ChannelSSM, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`run_channels` in O(L log L) by the fast Fourier transform, for B and L of at least 1."""
     length = x.shape[1]
     block = 1 << (length.bit_length() + 1) // 2
     with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for powers
-        powers = _TwoLevelPowers.of(ssm.a, block, -(-length // block))
+        # a^t as (a^m)^i a^j for t = i m + j: within (D, m, n) a block, and jumps (D, I + 1, n) over the blocks
+        within = _powers(ssm.a, block)
+        jumps = _powers(within[:, -1] * ssm.a, -(-length // block) + 1)
         signal = x.transpose(1, 2)
         weights = (ssm.c * ssm.b)[None]  # the kernel is the output from an initial state of b
         if h0 is not None:
             weights = torch.cat([weights, ssm.c * ssm.a * h0])
-        responses = _decay(weights, powers, length)
+        responses = _decay(weights, jumps, within, length)
         y = _convolve(responses[0], signal)
-        last = ssm.b * _accumulate(signal, powers)
+        last = ssm.b * _accumulate(signal, jumps, within)
         if h0 is not None:
             y = y + responses[1:]
-            last = last + powers.jumps[:, length // block] * powers.within[:, length % block] * h0
+            last = last + jumps[:, length // block] * within[:, length % block] * h0
     return y.transpose(1, 2), last
 
 
@@ -169,18 +159,6 @@ def run_dense(
     return y, last_step(h, h0)
 
 
-class _TwoLevelPowers(NamedTuple):
-    """a^t as (a^m)^i a^j for t = i m + j: jumps (D, I + 1, n) over the blocks, within (D, m, n) inside a block."""
-
-    jumps: Tensor
-    within: Tensor
-
-    @classmethod
-    def of(cls, a: Tensor, block: int, n_blocks: int) -> "_TwoLevelPowers":
-        within = _powers(a, block)
-        return cls(_powers(within[:, -1] * a, n_blocks + 1), within)
-
-
 def _powers(a: Tensor, count: int) -> Tensor:
     """a^0 ... a^(count - 1) as (D, count, n), by doubling: exact at a = 0, in value and gradient."""
     powers, factor = torch.ones_like(a)[:, None], a[:, None]
@@ -190,25 +168,25 @@ def _powers(a: Tensor, count: int) -> Tensor:
     return powers[:, :count]
 
 
-def _decay(weights: Tensor, powers: _TwoLevelPowers, length: int) -> Tensor:
+def _decay(weights: Tensor, jumps: Tensor, within: Tensor, length: int) -> Tensor:
     """Re sum_n w_n a_n^t for t = 0 ... L - 1 and weights (K, D, n): (K, D, L)."""
     n_rows = weights.shape[0]
-    left = (weights.transpose(0, 1)[:, :, None] * powers.jumps[:, None, :-1]).flatten(1, 2)  # (D, K I, n)
+    left = (weights.transpose(0, 1)[:, :, None] * jumps[:, None, :-1]).flatten(1, 2)  # (D, K I, n)
     left = torch.cat([left.real, -left.imag], -1)
-    right = torch.cat([powers.within.real, powers.within.imag], -1)
+    right = torch.cat([within.real, within.imag], -1)
     blocks = (left @ right.transpose(1, 2)).unflatten(1, (n_rows, -1))  # (D, K, I, m)
     return blocks.flatten(2)[..., :length].transpose(0, 1)
 
 
-def _accumulate(signal: Tensor, powers: _TwoLevelPowers) -> Tensor:
+def _accumulate(signal: Tensor, jumps: Tensor, within: Tensor) -> Tensor:
     """sum_t a^(L - 1 - t) x_t for x (B, D, L): the state after L steps, (B, D, n), before the product with b."""
-    n_blocks, block = powers.jumps.shape[1] - 1, powers.within.shape[1]
+    n_blocks, block = jumps.shape[1] - 1, within.shape[1]
     signal = functional.pad(signal, (n_blocks * block - signal.shape[2], 0))  # leading zeros change nothing
     blocks = signal.transpose(0, 1).unflatten(-1, (n_blocks, block))  # (D, B, I, m)
-    remaining = powers.within.flip(1)
+    remaining = within.flip(1)
     summed = blocks.flatten(1, 2) @ torch.cat([remaining.real, remaining.imag], -1)  # (D, B I, 2 n)
     re, im = summed.unflatten(1, (-1, n_blocks)).chunk(2, -1)
-    return (torch.complex(re, im) * powers.jumps[:, None, :-1].flip(2)).sum(2).transpose(0, 1)
+    return (torch.complex(re, im) * jumps[:, None, :-1].flip(2)).sum(2).transpose(0, 1)
 
 
 def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
@@ -218,28 +196,17 @@ def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
     return torch.fft.irfft(spectrum, padded)[..., : signal.shape[2]]
 
 
-# --- HiPPO-N: the normal part of the HiPPO-LegS matrix, in its eigenbasis (Gu et al. 2022, arXiv 2111.00396; S5, arXiv
-# 2208.04933, section 2.3).
+def _hippo_normal_modes(d_state: int) -> tuple[Float[Tensor, " n"], Complex[Tensor, "N n"]]:
+    """Return one mode of each pair of HiPPO-N, the normal part of HiPPO-LegS, of even size N = d_state.
 
-
-class _HippoNormalModes(NamedTuple):
-    """One mode of each conjugate pair of HiPPO-N: eigenvalues -1/2 + i frequency, float64."""
-
-    frequency: Float[Tensor, " n"]
-    vectors: Complex[Tensor, "N n"]
-
-
-def _hippo_normal_modes(d_state: int) -> _HippoNormalModes:
-    """Diagonalise HiPPO-N of even size N = d_state."""
+    The eigenvalues are -1/2 + i frequency (Gu et al. 2022, arXiv 2111.00396; S5, arXiv 2208.04933, section 2.3).
+    """
     require_pairs(d_state)
     i = torch.arange(d_state, dtype=torch.float64)
     p = (i + 0.5).sqrt()
     skew = -torch.outer(p, p) * torch.sign(i[:, None] - i)
     frequency, vectors = torch.linalg.eigh(-1j * skew)
-    return _HippoNormalModes(frequency[d_state // 2 :], vectors[:, d_state // 2 :])
-
-
-# --- what selective state space models share: groups of heads, and step sizes ---
+    return frequency[d_state // 2 :], vectors[:, d_state // 2 :]
 
 
 def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[Tensor, "B L H N"]:
@@ -250,14 +217,9 @@ def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[T
 
 def inverse_softplus_of_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
     """Draw step sizes, their logarithms uniformly, and return what softplus turns into them (Gu & Dao, section 3.6)."""
-    require_positive(min_step=smallest, max_step=largest)
-    require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
-    low, high = math.log(smallest), math.log(largest)
+    low, high = _logarithms(smallest, largest)
     step = torch.exp(low + (high - low) * torch.rand(n_steps))
     return step + torch.log(-torch.expm1(-step))
-
-
-# --- one diagonal state space model a channel, as S4D has them (Gu et al. 2022, arXiv 2206.11893) ---
 
 
 def linear_frequencies(d_state: int) -> Float[Tensor, " n"]:
@@ -278,13 +240,38 @@ def inverse_frequencies(d_state: int) -> Float[Tensor, " n"]:
 _FREQUENCIES: dict[str, Callable[[int], Tensor]] = {"lin": linear_frequencies, "inv": inverse_frequencies}
 
 
-class ChannelModes(nn.Module):
+class _Modes(nn.Module):
+    """What bases of mixers with modes share: lambda = -exp(log_decay) + i frequency makes a, with exp(log_step)."""
+
+    log_step: nn.Parameter
+    log_decay: nn.Parameter
+    frequency: nn.Parameter
+    discretise: Callable[[Tensor, Tensor], _Discretised]
+    slowest = 0.0
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
+        return {self.log_step, self.log_decay, self.frequency}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
+        """Return |a| and its phase in radians for every kept mode, the same at every step."""
+        return fixed_transition(self.discretised().a, x)
+
+    def discretised(self) -> _Discretised:
+        """Return a and the factor of B. Every mode decays, for any values of the parameters."""
+        step, log_decay = torch.exp(at_least_float32(self.log_step)), at_least_float32(self.log_decay)
+        eigenvalues = torch.complex(-torch.exp(log_decay), at_least_float32(self.frequency))
+        if self.slowest:
+            eigenvalues = torch.complex(eigenvalues.real.clamp(max=-self.slowest), eigenvalues.imag)
+        return self.discretise(eigenvalues, step[:, None] if log_decay.dim() == 2 else step)
+
+
+class ChannelModes(_Modes):
     """A base of mixers that have `d_state` modes in conjugate pairs for every channel, as parameters of their own.
 
-        lambda = -exp(log_decay) + i frequency,  a and b from lambda and exp(log_step),  c = 2 C
-
-    One mode of each pair is kept. B is 1: its product with C is all that matters. Real parts start at -1/2, C is drawn
-    from the complex normal distribution of variance 1 and the skip from N(0, 1).
+    This is S4D (Gu et al. 2022, arXiv 2206.11893). One mode of each pair is kept, and c = 2 C. B is 1: its product with
+    C is all that matters. Real parts start at -1/2, C is drawn from the complex normal distribution of variance 1 and
+    the skip from N(0, 1).
     """
 
     def make_modes(
@@ -300,30 +287,13 @@ class ChannelModes(nn.Module):
         self.output_weights = nn.Parameter(torch.randn(n_channels, d_state // 2, 2) * 0.5**0.5)  # C: real, imaginary
         self.skip = nn.Parameter(torch.randn(n_channels))
 
-    def transition_parameters(self) -> set[nn.Parameter]:
-        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
-        return {self.log_step, self.log_decay, self.frequency}
-
-    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
-        """Return |a| and its phase in radians for every kept mode of every channel, the same at every step."""
-        return fixed_transition(self.ssm().a, x)
-
     def ssm(self) -> ChannelSSM:
         """Discretise the model of every channel."""
-        step = torch.exp(at_least_float32(self.log_step))[:, None]
-        a, factor = self.discretise(_decaying_eigenvalues(self.log_decay, self.frequency), step)
-        return ChannelSSM(a, factor, 2 * torch.view_as_complex(at_least_float32(self.output_weights)))
+        return ChannelSSM(*self.discretised(), 2 * torch.view_as_complex(at_least_float32(self.output_weights)))
 
 
-# --- one diagonal state space model over all channels, as S5 has it (Smith et al. 2023, arXiv 2208.04933) ---
-
-
-_SLOWEST_CLIPPED = 1e-4
-"""With `clip_eigs`, real parts are at most minus this, as in S5's published code."""
-
-
-class DenseModes(nn.Module):
-    """A base of mixers that have one set of `d_state` modes over all channels, as parameters of their own.
+class DenseModes(_Modes):
+    """A base of mixers that have one set of `d_state` modes over all channels: S5 (Smith et al., arXiv 2208.04933).
 
         h_t = a h_{t-1} + b x_t,  y_t = 2 Re(C h_t) + skip x_t,  a and b by zero-order hold (GateLoop (2)-(5))
 
@@ -350,33 +320,17 @@ class DenseModes(nn.Module):
         fits = d_state % (2 * blocks) == 0
         require(fits, "blocks", blocks, f"a divisor of d_state / 2 = {d_state // 2}", "modes come in conjugate pairs")
         self.discretise = choose("discretisation", _DISCRETISATIONS, discretisation)
-        self.slowest = _SLOWEST_CLIPPED if clip_eigs else 0.0
-        modes, n_kept = _hippo_normal_modes(d_state // blocks), d_state // 2
-        vectors = torch.block_diag(*[modes.vectors] * blocks)
+        self.slowest = 1e-4 if clip_eigs else 0.0  # real parts are at most minus this, as in S5's published code
+        (frequency, of_block), n_kept = _hippo_normal_modes(d_state // blocks), d_state // 2
+        vectors = torch.block_diag(*[of_block] * blocks)
         b = vectors.mH @ (torch.randn(d_state, d_model) * d_model**-0.5).to(vectors.dtype)
         c = (torch.randn(d_model, d_state) * d_state**-0.5).to(vectors.dtype) @ vectors
         self.log_step = nn.Parameter(log_spaced_steps(n_kept, min_step, max_step))
         self.log_decay = nn.Parameter(torch.full((n_kept,), math.log(0.5)))
-        self.frequency = nn.Parameter(modes.frequency.repeat(blocks).to(torch.get_default_dtype()))
+        self.frequency = nn.Parameter(frequency.repeat(blocks).to(torch.get_default_dtype()))
         self.input_weights = nn.Parameter(_as_real(b))  # B: real, imaginary
         self.output_weights = nn.Parameter(_as_real(c))  # C: real, imaginary
         self.skip = nn.Parameter(torch.randn(d_model))
-
-    def transition_parameters(self) -> set[nn.Parameter]:
-        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
-        return {self.log_step, self.log_decay, self.frequency}
-
-    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L n"], Float[Tensor, "B L n"]]:
-        """Return |a| and its phase in radians for every kept mode, the same at every step."""
-        return fixed_transition(self.discretised().a, x)
-
-    def discretised(self) -> _Discretised:
-        """Return a and the factor of B."""
-        step = torch.exp(at_least_float32(self.log_step))
-        eigenvalues = _decaying_eigenvalues(self.log_decay, self.frequency)
-        if self.slowest:
-            eigenvalues = torch.complex(eigenvalues.real.clamp(max=-self.slowest), eigenvalues.imag)
-        return self.discretise(eigenvalues, step)
 
     def run_modes(
         self, x: Float[Tensor, "B L d_model"], h: Complex[Tensor, "B n"], mask: Bool[Tensor, "B L"] | None

@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, require, sentence
+from recurra.checks import choose, require, require_choice
 from recurra.layers.norms import at_least_float32
 
 _Activation = Callable[[Tensor], Tensor]
 
 
-_LARGEST = 80.0
-"""Beyond it exp(alpha) may be infinite, and its gradient times that of a magnitude of 0 not a number."""
+_LARGEST = 80.0  # beyond it exp(alpha) may be infinite, and its gradient times that of a magnitude of 0 not a number
 
 
 def stable_exponential(alpha: Tensor) -> Tensor:
@@ -24,42 +23,26 @@ def stable_exponential(alpha: Tensor) -> Tensor:
     return torch.exp(-torch.exp(alpha.clamp(max=_LARGEST)))
 
 
-def _identity(theta: Tensor) -> Tensor:
-    """The phase as it is: it need not be restricted to an interval (GateLoop section 4)."""
-    return theta
-
-
 _MAGNITUDE_ACTIVATIONS: dict[str, _Activation] = {"sigmoid": torch.sigmoid, "stable_exponential": stable_exponential}
-_PHASE_ACTIVATIONS: dict[str, _Activation] = {"identity": _identity}
-_INVERSES: dict[_Activation, _Activation] = {
+_INVERSES: dict[_Activation, _Activation] = {  # from magnitude back to the pre-activation
     torch.sigmoid: torch.logit,
     stable_exponential: lambda magnitude: torch.log(-torch.log(magnitude)),
-    _identity: _identity,
 }
-"""The inverse of each activation: from magnitude or phase back to the pre-activation."""
 
 
 @dataclass(frozen=True)
 class _Ring:
     """The initial transitions of a layer's channels: memories of different lengths at different frequencies."""
 
-    r_min: float = 0.9
-    """Smallest magnitude, above 0."""
-    r_max: float = 0.99
-    """Largest magnitude, below 1 and not below `r_min`. A channel at r remembers about 1 / (1 - r) steps."""
-    max_phase: float = math.pi
-    """Largest phase in radians; the phases run from 0 to this angle."""
+    r_min: float = 0.9  # smallest magnitude, above 0
+    r_max: float = 0.99  # largest magnitude, below 1; a channel at r remembers about 1 / (1 - r) steps
+    max_phase: float = math.pi  # in radians; the phases run from 0 to this angle
+    # Largest random shift of a layer's phases, in steps from one phase to the next: 0, or 1 to place the frequencies of
+    # several layers between each other's, so that together they resolve longer lists.
     phase_shift: float = 0.0
-    """Largest random shift of a layer's phases, in steps from one phase to the next: 0, or 1 to place the frequencies
-    of several layers between each other's, so that together they resolve longer lists."""
-    input_share: float = 0.1
-    """Initial factor on the weights of a data-controlled transition; with 0 it does not depend on the data at first."""
+    input_share: float = 0.1  # initial factor on the weights of the data; with 0 it does not depend on them at first
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, (int, float)):
-                raise TypeError(sentence(f"ring.{field.name}", repr(value), "a number"))
         require(0 < self.r_min < 1, "ring.r_min", self.r_min, "a number above 0 and below 1")
         require(self.r_min <= self.r_max < 1, "ring.r_max", self.r_max, f"at least r_min = {self.r_min} and below 1")
         for name in ("max_phase", "phase_shift", "input_share"):
@@ -76,34 +59,15 @@ class _Ring:
         return magnitudes, phases
 
 
-def _ring_of(options: Mapping[str, float] | None) -> _Ring | None:
-    """Make a Ring from the mapping of an option; None stays None."""
-    if options is None:
-        return None
-    known = [field.name for field in fields(_Ring)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        got = f"a mapping with {', '.join(map(repr, unknown))}"
-        raise ValueError(sentence("ring", got, f"no other entries than {', '.join(known)}"))
-    return _Ring(**options)
-
-
 class _Transition(nn.Module, ABC):
-    """The parts that all transitions share: number of channels, activations, and a ring to start on, if any."""
+    """What all transitions share. The phase is theta itself: it need not be restricted (GateLoop section 4)."""
 
     def __init__(
-        self,
-        d_model: int,
-        n_channels: int,
-        magnitude: _Activation,
-        phase: _Activation,
-        ring: _Ring | None = None,
-        phase_scale: float = 1.0,
+        self, d_model: int, n_channels: int, magnitude: _Activation, ring: _Ring | None, phase_scale: float
     ) -> None:
         super().__init__()
         require(0 < phase_scale < math.inf, "phase_scale", phase_scale, "a finite number above 0")
-        self.n_channels, self.magnitude, self.phase, self.ring = n_channels, magnitude, phase, ring
-        self.phase_scale = phase_scale
+        self.n_channels, self.magnitude, self.ring, self.phase_scale = n_channels, magnitude, ring, phase_scale
         self._make(d_model)
         self.draw_start()
 
@@ -117,15 +81,12 @@ class _Transition(nn.Module, ABC):
         # Nothing to draw in an outline, where PyTorch would import its compiler for a square root: seconds.
         if self.ring is not None and torch.get_default_device().type != "meta":
             magnitudes, phases = self.ring.draw(self.n_channels)
-            theta = _INVERSES[self.phase](phases) / self.phase_scale
-            self._place(_INVERSES[self.magnitude](magnitudes), theta, self.ring.input_share)
+            self._place(_INVERSES[self.magnitude](magnitudes), phases / self.phase_scale, self.ring.input_share)
 
     def _polar(self, gamma: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Compute |a_n| and arg(a_n) from their pre-activations, in float32 at least."""
         theta = at_least_float32(theta)
-        if self.phase_scale != 1:
-            theta = theta * self.phase_scale
-        return self.magnitude(at_least_float32(gamma)), self.phase(theta)
+        return self.magnitude(at_least_float32(gamma)), theta if self.phase_scale == 1 else theta * self.phase_scale
 
     @abstractmethod
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
@@ -189,11 +150,13 @@ def create_transition(
     ring: Mapping[str, float] | None,
 ) -> DataTransition | _FixedTransition:
     """Make the transition that a mixer's options of these names describe."""
+    require_choice(["identity"], phase_activation=phase_activation)
+    for name in ring or ():
+        require_choice([field.name for field in fields(_Ring)], **{"an entry of ring": name})
     return choose("transition", _TRANSITIONS, transition)(
         d_model,
         n_channels,
         choose("magnitude_activation", _MAGNITUDE_ACTIVATIONS, magnitude_activation),
-        choose("phase_activation", _PHASE_ACTIVATIONS, phase_activation),
-        _ring_of(ring),
+        None if ring is None else _Ring(**ring),
         phase_scale,
     )

@@ -14,12 +14,9 @@ from recurra.ops._operator import Differentiable, addresses, needs_gradient, num
 class _Turned(NamedTuple):
     """What `turned` returns."""
 
-    b: Float[Tensor, "B L H n"]
-    """B, turned and multiplied by its scale."""
-    c: Float[Tensor, "B L H n"]
-    """C, turned."""
-    dots: Float[Tensor, "B L H 1"]
-    """B . C, as turning does not change it."""
+    b: Float[Tensor, "B L H n"]  # turned and multiplied by its scale
+    c: Float[Tensor, "B L H n"]  # turned
+    dots: Float[Tensor, "B L H 1"]  # B . C, as turning does not change it
 
 
 def turned(
@@ -50,12 +47,7 @@ def _check(b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> None:
     require_layout("scale", scale, (*shape[:-1], 1), *kind)
 
 
-def _turned_reference(
-    b: Float[Tensor, "B L H n"],
-    c: Float[Tensor, "B L H n"],
-    angles: Float[Tensor, "B L H pairs"],
-    scale: Float[Tensor, "B L H 1"],
-) -> _Turned:
+def _turned_reference(b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> _Turned:
     """Compute the same in plain operators."""
     return _Turned(turn(b, angles) * scale, turn(c, angles), (b * c).sum(-1, keepdim=True))
 
@@ -80,18 +72,18 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _forward(keep: bool, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[tuple, tuple]:
-    from recurra.layers._cpu import turned_kernels
+    from recurra.layers._cpu import turned_forward
 
     dense = [_plain(x.detach()) for x in (b, c, scale)]
     unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
     results = tuple(torch.empty_like(x) for x in dense)
     sizes, work = _sizes(b, angles)
-    turned_kernels().forward(*addresses(dense[0], dense[1], unit, dense[2], *results), *sizes, **work)
+    turned_forward(*addresses(dense[0], dense[1], unit, dense[2], *results), *sizes, **work)
     return results, (b, c, angles, scale, unit)
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.layers._cpu import turned_kernels
+    from recurra.layers._cpu import turned_backward
 
     b, c, angles, scale, unit = saved
     _check(b, c, angles, scale)  # again: hooks may have changed what was saved
@@ -102,7 +94,7 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | No
     dense, given = list(map(_plain, (b, c, unit, scale))), list(map(_plain, given))
     d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
     sizes, work = _sizes(b, angles)
-    turned_kernels().backward(*addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
+    turned_backward(*addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
     return d_b, d_c, d_pairs[..., 1], d_scale
 
 

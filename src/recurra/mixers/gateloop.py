@@ -7,7 +7,7 @@ from jaxtyping import Complex
 from torch import Tensor, nn
 
 from recurra.checks import require_heads
-from recurra.layers.feed_forward import NoOutputGate, SiLUOutputGate
+from recurra.layers.feed_forward import SiLUOutputGate
 from recurra.layers.transition import create_transition
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
@@ -75,7 +75,7 @@ class GateLoop(Mixer):
             phase_scale=phase_scale,
             ring=ring,
         )
-        self.output_gate = (SiLUOutputGate if output_gate else NoOutputGate)(d_model, d_v)
+        self.output_gate = SiLUOutputGate(d_model, d_v) if output_gate else None
         self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
@@ -87,7 +87,8 @@ class GateLoop(Mixer):
         a = Planes(self._heads(mask_fill(re, mask, 1)), self._heads(mask_fill(im, mask, 0)))  # type: ignore[arg-type]
         k = mask_fill(k, mask, 0)
         y, h = self.recur(lambda h0: gate_loop_real_part(q, k, v, a, state=h0), a, state.h)
-        return self.output_projection(self.output_gate(x, y.flatten(-2))), GateLoopState(h)
+        y = y.flatten(-2)
+        return self.output_projection(y if self.output_gate is None else self.output_gate(x, y)), GateLoopState(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1))

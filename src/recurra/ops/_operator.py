@@ -1,13 +1,10 @@
 """An operator is declared once: schema, memory, kernel, FLOPs, and where its derivatives come from.
 
-An `Operator` is a torch operator around a kernel. Eager calls go straight to the kernel; through torch's dispatcher go
-only those that somebody watches: a tracer, a compiler, a dispatch mode such as torch's FLOP counter.
-
-A `Differentiable` wraps derivatives around operators or kernels. Its first gradients come from a kernel. Gradients that
-are differentiated again, and batches of gradients, come from a reference in plain torch, and so does everything under
-torch.func and forward derivatives: kernels read addresses, and what is transformed has none. It is neither a
-`torch.library.custom_op`, with whose `register_autograd` `torch.func.jvp` silently returns zeros, nor an
-`autograd.Function` with `setup_context`, for which torch binds the arguments to a signature at every call.
+First gradients come from a kernel. Gradients that are differentiated again, and batches of gradients, come from a
+reference in plain torch, and so does everything under torch.func and forward derivatives: kernels read addresses, and
+what is transformed has none. A `Differentiable` is neither a `torch.library.custom_op`, with whose `register_autograd`
+`torch.func.jvp` silently returns zeros, nor an `autograd.Function` with `setup_context`, for which torch binds the
+arguments to a signature at every call.
 """
 
 import sys
@@ -28,9 +25,6 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 # of torch's older vmap, which is_grads_batched=True uses; a private name, which may go
 _is_old_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: False)
 _library = torch.library.Library("recurra", "FRAGMENT")
-
-
-# --- what is going on around a call ---
 
 
 def transforms_are_active() -> bool:
@@ -90,17 +84,11 @@ def is_batch(*gradients: Tensor | None) -> bool:
     return _transforms() or any(g is not None and _is_old_batch(g) for g in gradients)
 
 
-def _must_be_differentiable(*gradients: Tensor | None) -> bool:
-    """Return whether a backward pass has to be made of plain operations: its result may be differentiated again, in
-    turn or forward, or its gradients are a batch."""
-    return torch.is_grad_enabled() or is_batch(*gradients)
-
-
-# --- an operator ---
-
-
 class Operator:
-    """recurra::<name>, called with its arguments in the order of its schema.
+    """recurra::<name>, a torch operator around a kernel, called with its arguments in the order of its schema.
+
+    Eager calls go straight to the kernel; through torch's dispatcher go only those that somebody watches: a tracer, a
+    compiler, a dispatch mode such as torch's FLOP counter.
 
     Args:
         schema: in torch's notation, from the name on.
@@ -203,9 +191,6 @@ def _hand_over_formulas() -> None:
             registry.update(_known)
 
 
-# --- its derivatives ---
-
-
 class Differentiable:
     """A function of tensors with a kernel for each pass.
 
@@ -255,7 +240,7 @@ class Differentiable:
             @staticmethod
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
                 options = ctx.options
-                if _must_be_differentiable(*gradients):
+                if torch.is_grad_enabled() or is_batch(*gradients):  # the result may be differentiated again
                     found = again_differentiable(gradients, ctx.saved_tensors, *options)
                 else:
                     found = backward(gradients, ctx.saved_tensors, ctx.needs_input_grad, *options)
@@ -296,11 +281,7 @@ def _differentiable_gradients(
         return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)
 
 
-# --- tensors as kernels take them: an address, strides and neighbouring channels, split into a job for every thread ---
-
-
-HALF = (torch.float16, torch.bfloat16)
-"""Types that are computed in float32."""
+HALF = (torch.float16, torch.bfloat16)  # which are computed in float32
 
 _CACHE_LINE = 64  # rows are split at multiples of this many floats, so that no two jobs share a cache line
 

@@ -1,7 +1,5 @@
 """Diagonal state space models: discretisation, and the convolution against the recurrence and a plain loop."""
 
-import math
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,10 +9,8 @@ from recurra.layers.state_space import (
     _SHORT,
     ChannelSSM,
     _bilinear,
-    _decaying_eigenvalues,
     _run_channels_by_convolution,
     _run_channels_by_recurrence,
-    fixed_transition,
     log_spaced_steps,
     run_channels,
     run_dense,
@@ -94,42 +90,12 @@ def test_a_small_step_changes_little_and_float32_knows_by_how_much(name):
     torch.testing.assert_close(single.factor.to(torch.complex128), factor, rtol=1e-6, atol=0)
 
 
-def test_eigenvalues_decay_and_are_at_least_float32():
-    log_decay, frequency = torch.tensor([-20.0, 0.0, 3.0]), torch.tensor([1.0, -2.0, 0.0])
-    eigenvalues = _decaying_eigenvalues(log_decay.bfloat16(), frequency.bfloat16())
-    assert eigenvalues.dtype == torch.complex64
-    assert (eigenvalues.real < 0).all()
-    expected = torch.complex(-log_decay.exp(), frequency)
-    torch.testing.assert_close(eigenvalues, expected)
-
-
 def test_steps_are_spaced_logarithmically_in_random_order():
     steps = log_spaced_steps(5, 0.001, 0.1).exp()
     expected = torch.tensor([0.001, 0.001 * 10**0.5, 0.01, 0.01 * 10**0.5, 0.1])
     torch.testing.assert_close(steps.sort().values, expected)
     assert any(not torch.equal(log_spaced_steps(5, 0.001, 0.1), steps.log()) for _ in range(4))
     assert not (log_spaced_steps(50, 0.001, 0.1).diff() > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((0.0, 0.1), "min_step is 0.0; expected a finite number above 0"),
-        ((0.1, math.inf), "max_step is inf; expected a finite number above 0"),
-        ((0.2, 0.1), "min_step is 0.2; expected at most max_step = 0.1"),
-    ],
-)
-def test_impossible_steps_are_refused(sizes, expected):
-    with pytest.raises(ValueError, match=expected):
-        log_spaced_steps(3, *sizes)
-
-
-def test_a_fixed_transition_is_its_magnitude_and_phase_at_every_step():
-    a = torch.polar(torch.tensor([[0.5, 0.9]]), torch.tensor([[1.0, -2.0]]))
-    magnitude, phase = fixed_transition(a, torch.zeros(3, 4, 7))
-    assert magnitude.shape == phase.shape == (3, 4, 2)
-    torch.testing.assert_close(magnitude[2, 3], torch.tensor([0.5, 0.9]))
-    torch.testing.assert_close(phase[1, 0], torch.tensor([1.0, -2.0]))
 
 
 # --- one model per channel ---
@@ -162,16 +128,6 @@ def test_special_transitions_are_exact_in_value_and_gradient(value):
     x, h0 = torch.randn(2, 33, 3, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.complex128)
     expected = with_gradients(_run_channels_by_recurrence, x, ssm, h0)
     assert_near(with_gradients(_run_channels_by_convolution, x, ssm, h0), expected, 1e-13)
-
-
-def test_gradients_are_those_of_the_values():
-    ssm, x = draw_ssm(2, 2), torch.randn(1, 9, 2, dtype=torch.float64)
-    inputs = [part.requires_grad_() for part in (x, torch.randn(1, 2, 2, dtype=torch.complex128), *ssm)]
-
-    def run(x, h0, a, b, c):
-        return _run_channels_by_convolution(x, ChannelSSM(a, b, c), h0)
-
-    assert torch.autograd.gradcheck(run, inputs)
 
 
 class Sizes(TorchDispatchMode):
@@ -208,20 +164,6 @@ def test_long_sequences_are_convolved_and_short_ones_step():
         assert (sizes.largest >= x.numel() * 64) == holds_states
 
 
-def test_an_empty_batch_runs_at_any_length():
-    ssm = draw_ssm()
-    for length in (0, 1, 40):
-        y, last = run_channels(torch.zeros(0, length, 3, dtype=torch.float64), ssm)
-        assert (y.shape, last.shape) == ((0, length, 3), (0, 3, 5))
-
-
-def test_no_steps_leave_the_state():
-    ssm, h0 = draw_ssm(), torch.randn(2, 3, 5, dtype=torch.complex128)
-    y, last = run_channels(torch.zeros(2, 0, 3, dtype=torch.float64), ssm, h0)
-    assert y.shape == (2, 0, 3)
-    assert torch.equal(last, h0)
-
-
 def test_autocast_leaves_the_model_in_float32():
     ssm, x = draw_ssm(dtype=torch.complex64), torch.randn(2, 50, 3)
     h0 = torch.randn(2, 3, 5, dtype=torch.complex64)
@@ -230,15 +172,6 @@ def test_autocast_leaves_the_model_in_float32():
         actual = _run_channels_by_convolution(x, ssm, h0)
     for one, other in zip(actual, expected):
         assert torch.equal(one, other)
-
-
-def test_a_last_state_owns_its_memory():
-    ssm, x = draw_ssm(), torch.randn(2, 3, 3, dtype=torch.float64)
-    for length in (3, 30):
-        _, last = run_channels(torch.randn(2, length, 3, dtype=torch.float64), ssm)
-        assert last.untyped_storage().nbytes() == last.numel() * last.element_size()
-    _, last = run_dense(x, *dense_model(), torch.zeros(2, 4, dtype=torch.complex128))
-    assert last.untyped_storage().nbytes() == last.numel() * last.element_size()
 
 
 # --- one model over all channels ---
@@ -275,9 +208,3 @@ def test_dense_states_stay_float32_under_autocast_and_for_half_inputs():
         assert (y.dtype, last.dtype) == (torch.bfloat16, torch.complex64)
         torch.testing.assert_close(y.float(), expected[0], rtol=0.1, atol=0.1)
         torch.testing.assert_close(last, expected[1], rtol=0.1, atol=0.1)
-
-
-def test_a_mode_forgets_as_its_real_part_says():
-    """After 1 / (step * decay) steps an impulse is down to 1 / e."""
-    a, _ = zero_order_hold(torch.tensor([-0.5 + 20j]), torch.tensor([0.01]))
-    assert abs(a[0] ** 200).item() == pytest.approx(math.exp(-1), rel=1e-5)

@@ -35,9 +35,3 @@ def test_kept_modes_have_positive_frequencies_and_unit_vectors(size):
     identity = torch.eye(size // 2, dtype=vectors.dtype)
     torch.testing.assert_close(vectors.mH @ vectors, identity, rtol=0, atol=1e-12)
     torch.testing.assert_close(vectors.T @ vectors, 0 * identity, rtol=0, atol=1e-12)  # orthogonal to their conjugates
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, -2])
-def test_modes_must_pair(size):
-    with pytest.raises(ValueError, match=f"d_state is {size}; expected an even number"):
-        _hippo_normal_modes(size)

@@ -51,17 +51,6 @@ def test_a_stream_has_the_same_bits_wherever_it_is_cut(draw):
     assert torch.equal(state, whole[1])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_share_the_heads(draw, threads):
-    inputs = draw(4, 8, 32, 64)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert_near(delta_rule(*inputs.to(torch.float32), mode="fused"), delta_rule(*inputs, mode="recurrent"))
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_what_it_does_not_take_is_refused_and_auto_goes_around_it(draw):
     inputs = draw(3).to(torch.float32)
     leaf = inputs._replace(v=inputs.v.clone().requires_grad_())

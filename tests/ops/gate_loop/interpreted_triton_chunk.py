@@ -102,10 +102,10 @@ def _short_chunks(request, monkeypatch):
     else:
         return
 
-    def short(number, is_complex, device):
+    def short(kernel, number, is_complex, device):
         return replace(default_tiles("chunk", is_complex), block=block, span=span)
 
-    monkeypatch.setattr(triton_chunk, "chunk_tiles", short)
+    monkeypatch.setattr(triton_chunk, "tiles_for", short)
 
 
 @pytest.fixture

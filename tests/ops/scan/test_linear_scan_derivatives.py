@@ -120,78 +120,6 @@ def test_second_derivatives_by_differences(shape, dtype, backend, gates):
         assert gradgradcheck(scan, (a, b, h0), check_fwd_over_rev=True)
 
 
-def test_third_derivatives_agree(gates):
-    for dtype, reverse in itertools.product((torch.float64, torch.complex128), (False, True)):
-        inputs = [
-            gates(2, 5, 3, dtype=dtype, requires_grad=True),
-            torch.randn(2, 5, 3, dtype=dtype, requires_grad=True),
-            torch.randn(2, 3, dtype=dtype, requires_grad=True),
-        ]
-
-        def third(backend, inputs=inputs, reverse=reverse):
-            value = linear_scan(*inputs, reverse=reverse, backend=backend).abs().pow(3).sum()
-            for _ in range(3):
-                gradients = torch.autograd.grad(value, inputs, create_graph=True)
-                value = sum(g.abs().square().sum() for g in gradients)
-            return gradients
-
-        for mine, right in zip(third("numba"), third("reference")):
-            assert distance(mine, right) < 1e-10
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_gradients_of_half_types_are_computed_in_float32(dtype, backend, gates):
-    a, b, h0 = gates(2, 9, 5, dtype=dtype), torch.randn(2, 9, 5, dtype=dtype), torch.randn(2, 5, dtype=dtype)
-    dh = torch.randn(2, 9, 5, dtype=dtype)
-
-    def gradients(*inputs):
-        inputs = [x.detach().requires_grad_() for x in inputs]
-        h = linear_scan(*inputs, backend=backend)
-        return torch.autograd.grad(h, inputs, dh.to(h.dtype))
-
-    wide = gradients(a.float(), b.float(), h0.float())
-    for half, full in zip(gradients(a, b, h0), wide):
-        assert half.dtype == dtype
-        assert torch.equal(half, full.to(dtype))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_only_what_asks_for_a_gradient_gets_one(backend, gates):
-    shapes = ((2, 5, 3), (2, 5, 3), (2, 3))
-    for asked in itertools.product((False, True), repeat=3):
-        inputs = [gates(*shape, requires_grad=needs) for shape, needs in zip(shapes, asked)]
-        h = linear_scan(*inputs, backend=backend)
-        assert h.requires_grad == any(asked)
-        if any(asked):
-            everything = [x.detach().requires_grad_() for x in inputs]
-            expected = torch.autograd.grad(linear_scan(*everything, backend="reference").square().sum(), everything)
-            h.square().sum().backward()
-            for x, needs, right in zip(inputs, asked, expected):
-                assert (x.grad is not None) == needs
-                if needs:
-                    torch.testing.assert_close(x.grad, right)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("gate", [0.0, 1.0, 1e-30, -1.5])
-def test_gradients_at_particular_gates(gate, backend):
-    """A transition of 0 stops gradients and has one itself; no transition, however small, produces NaN."""
-    a = torch.full((2, 6, 17), gate, dtype=torch.float64, requires_grad=True)
-    b, h0 = torch.randn(2, 6, 17, dtype=torch.float64, requires_grad=True), torch.ones(2, 17, requires_grad=True)
-    dh = torch.randn(2, 6, 17, dtype=torch.float64)
-    actual = torch.autograd.grad(linear_scan(a, b, h0, backend=backend), (a, b, h0), dh)
-    expected = plain_gradients(a.detach(), b.detach(), h0.detach().double(), dh, False)
-    for mine, right in zip(actual, expected):
-        torch.testing.assert_close(
-            mine, right.to(mine.dtype), rtol=1e-6 if mine.dtype == torch.float32 else 1e-12, atol=0
-        )
-    if gate == 0:
-        assert actual[0].abs().min() > 0
-        assert torch.equal(actual[1], dh)
-        assert actual[2].count_nonzero() == 0
-
-
 def test_nan_and_infinity_in_gradients_are_those_of_the_reference():
     special = torch.tensor([0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan, 1e-30, -1e30])
     draw = lambda *shape: special[torch.randint(len(special), shape)].requires_grad_()  # noqa: E731
@@ -232,22 +160,6 @@ def test_memory_layouts_of_inputs_and_incoming_gradients(dtype, gates):
                 assert distance(mine, right) < 1e-13
 
 
-def test_incoming_gradients_that_are_expanded(gates):
-    """The gradient of h.sum() is one number with strides of 0; a sum over some dimensions gives some such strides."""
-    inputs = [gates(2, 5, 19, requires_grad=True), *(gates(*s, requires_grad=True) for s in ((2, 5, 19), (2, 19)))]
-    for reduce in (
-        lambda h: h.sum(),
-        lambda h: h.sum(0).square().sum(),
-        lambda h: h.sum(1).square().sum(),
-        lambda h: h.sum(2).square().sum(),
-    ):
-        mine, right = (
-            torch.autograd.grad(reduce(linear_scan(*inputs, backend=name)), inputs) for name in ("numba", "reference")
-        )
-        for one, other in zip(mine, right):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
 def test_every_element_of_every_gradient_is_written(dtype, gates):
@@ -257,14 +169,3 @@ def test_every_element_of_every_gradient_is_written(dtype, gates):
         h = linear_scan(a, b, h0, reverse=reverse, backend="numba")
         for gradient in torch.autograd.grad(h.abs().sum(), (a, b, h0)):
             assert gradient.isfinite().all()
-
-
-def test_a_long_recurrence_passes_its_gradient_back_to_the_start(gates):
-    """The gradient of the last state with respect to h0 is the product of all transitions."""
-    a = (1 - 1e-3 * torch.rand(1, 3000, 5, dtype=torch.float64)).requires_grad_()
-    h0 = torch.ones(1, 5, dtype=torch.float64, requires_grad=True)
-    h = linear_scan(a, torch.zeros(1, 3000, 5, dtype=torch.float64), h0, backend="numba")
-    da, dh0 = torch.autograd.grad(h[:, -1].sum(), (a, h0))
-    product = a.detach().prod(1)
-    torch.testing.assert_close(dh0, product, rtol=1e-12, atol=0)
-    torch.testing.assert_close(da, product[:, None] / a.detach(), rtol=1e-12, atol=0)

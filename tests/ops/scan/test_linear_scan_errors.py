@@ -17,120 +17,55 @@ def ones(*shape, **options):
     return torch.ones(shape, **options)
 
 
-BAD_INPUT = {
-    "a a number": (lambda: linear_scan(0.5, ones(2, 4, 3)), TypeError, r"a is a float; expected a torch\.Tensor"),
-    "b a list": (lambda: linear_scan(ones(3), [1.0]), TypeError, r"b is a list; expected a torch\.Tensor"),
-    "h0 a tuple": (lambda: linear_scan(ones(3), ones(2, 4, 3), (1,)), TypeError, r"h0 is a tuple; expected"),
-    "a of integers": (
-        lambda: linear_scan(ones(3, dtype=torch.int64), ones(2, 4, 3)),
-        TypeError,
-        r"a is int64 \(3,\) on cpu; expected float16, bfloat16, .* complex128: .*a\.float\(\)",
-    ),
-    "b of integers": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3, dtype=torch.int32)),
-        TypeError,
-        r"b is int32 \(2, 4, 3\) on cpu; expected .*b\.float\(\)",
-    ),
-    "a on another device": (
-        lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3)),
+B = ones(2, 4, 3)
+BAD_INPUT = [
+    ((0.5, B), {}, TypeError, r"a is a float; expected a torch\.Tensor"),
+    ((ones(3), [1.0]), {}, TypeError, "b is a list"),
+    ((ones(3), B, (1,)), {}, TypeError, "h0 is a tuple"),
+    ((ones(3, dtype=torch.int64), B), {}, TypeError, r"a is int64 \(3,\) on cpu; expected float16, .*a\.float\(\)"),
+    ((ones(3), B.int()), {}, TypeError, "b is int32"),
+    ((ones(3, device="meta"), B), {}, ValueError, r"a is float32 \(3,\) on meta; expected a tensor on cpu, as b"),
+    ((ones(3), B, ones(2, 3, device="meta")), {}, ValueError, r"h0 is float32 \(2, 3\) on meta"),
+    ((ones(3), ones(4)), {}, ValueError, r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)"),
+    ((ones(2), B), {}, ValueError, r"a is .*; expected a shape that broadcasts to b's \(2, 4, 3\)"),
+    ((ones(2, 5, 3), B), {}, ValueError, r"a is float32 \(2, 5, 3\)"),
+    ((ones(5), ones(2, 0, 3)), {}, ValueError, r"a is float32 \(5,\)"),
+    (
+        (ones(3), B, ones(2, 1, 3)),
+        {},
         ValueError,
-        r"a is float32 \(3,\) on meta; expected a tensor on cpu, as b",
+        r"h0 is .*; expected \(2, 3\), a state for each sequence",
     ),
-    "h0 on another device": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 3, device="meta")),
+    ((ones(3), ones(2, 0, 3), ones(2, 4)), {}, ValueError, r"h0 is float32 \(2, 4\)"),
+    (
+        (ones(3), B),
+        {"backend": "fast"},
         ValueError,
-        r"h0 is float32 \(2, 3\) on meta; expected a tensor on cpu",
+        "backend is 'fast'; expected one of auto, reference",
     ),
-    "b without a time": (
-        lambda: linear_scan(ones(3), ones(4)),
-        ValueError,
-        r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)",
-    ),
-    "a of other channels": (
-        lambda: linear_scan(ones(2), ones(2, 4, 3)),
-        ValueError,
-        r"a is float32 \(2,\) on cpu; expected a shape that broadcasts to b's \(2, 4, 3\).*counted from the last",
-    ),
-    "a of another length": (
-        lambda: linear_scan(ones(2, 5, 3), ones(2, 4, 3)),
-        ValueError,
-        r"a is float32 \(2, 5, 3\)",
-    ),
-    "a that does not fit an empty b": (
-        lambda: linear_scan(ones(5), ones(2, 0, 3)),
-        ValueError,
-        r"a is float32 \(5,\) on cpu; expected a shape that broadcasts to b's \(2, 0, 3\)",
-    ),
-    "h0 with a time": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 1, 3)),
-        ValueError,
-        r"h0 is float32 \(2, 1, 3\) on cpu; expected \(2, 3\), a state for each sequence",
-    ),
-    "h0 that does not fit an empty b": (
-        lambda: linear_scan(ones(3), ones(2, 0, 3), ones(2, 4)),
-        ValueError,
-        r"h0 is float32 \(2, 4\) on cpu; expected \(2, 3\)",
-    ),
-    "no such backend": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), backend="fast"),
-        ValueError,
-        r"backend is 'fast'; expected one of auto, reference, numba, triton",
-    ),
-    "the GPU kernel elsewhere": (
-        lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3, device="meta"), backend="triton"),
-        RuntimeError,
-        r"backend is 'triton'; expected 'auto' or 'reference': Triton('s .* on meta| is not installed)",
-    ),
-    "the CPU kernel elsewhere": (
-        lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3, device="meta"), backend="numba"),
-        RuntimeError,
-        r"backend is 'numba'; expected 'auto' or 'reference': Numba's kernels run on the CPU, .* on meta",
-    ),
-    "out of another shape": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 2)),
-        ValueError,
-        r"out is float32 \(2, 4, 2\) on cpu; expected float32 \(2, 4, 3\) on cpu",
-    ),
-    "out of another type": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3, dtype=torch.float64)),
-        ValueError,
-        r"out is float64 \(2, 4, 3\) on cpu; expected float32",
-    ),
-    "out of half precision": (
-        lambda: linear_scan(ones(3).half(), ones(2, 4, 3).half(), out=ones(2, 4, 3).half()),
-        ValueError,
-        r"out is float16 \(2, 4, 3\) on cpu; expected None: float16 and bfloat16 cannot be written in place",
-    ),
-    "out with gaps": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 6)[..., ::2]),
-        ValueError,
-        r"out is a view with strides .*; expected a contiguous tensor",
-    ),
-    "out conjugated": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3) + 0j, out=(ones(2, 4, 3) + 0j).conj()),
-        ValueError,
-        r"out is a view with strides .*; expected a contiguous tensor",
-    ),
-    "out for the reference": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3), backend="reference"),
-        RuntimeError,
-        r"out is given for the backend 'reference'; expected None: omit it",
-    ),
-    "out beside a gradient": (
-        lambda: linear_scan(ones(3, requires_grad=True), ones(2, 4, 3), out=ones(2, 4, 3)),
-        RuntimeError,
-        r"out is given where a gradient is needed; expected None: omit it or call under torch\.no_grad\(\)",
-    ),
-}
+    ((ones(3).to("meta"), B.to("meta")), {"backend": "triton"}, RuntimeError, "backend is 'triton'; expected 'auto'"),
+    ((ones(3).to("meta"), B.to("meta")), {"backend": "numba"}, RuntimeError, "Numba's kernels run on the CPU, .* meta"),
+    ((ones(3), B), {"out": ones(2, 4, 2)}, ValueError, "out is .*; expected float32"),
+    ((ones(3), B), {"out": B.double()}, ValueError, "out is float64"),
+    ((ones(3).half(), B.half()), {"out": B.half()}, ValueError, "out is float16 .* cannot be written in place"),
+    ((ones(3), B), {"out": ones(2, 4, 6)[..., ::2]}, ValueError, "out is a view .*; expected a contiguous tensor"),
+    ((ones(3), B + 0j), {"out": (B + 0j).conj()}, ValueError, "out is a view"),
+    ((ones(3), B), {"out": B, "backend": "reference"}, RuntimeError, "out is given for the backend 'reference'"),
+    ((ones(3, requires_grad=True), B), {"out": B}, RuntimeError, "out is given where a gradient is needed"),
+]
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input(case):
-    call, kind, message = BAD_INPUT[case]
+@pytest.mark.parametrize(("arguments", "options", "kind", "message"), BAD_INPUT, ids=range(len(BAD_INPUT)))
+def test_bad_input(arguments, options, kind, message):
     with pytest.raises(kind, match=message):
-        call()
+        linear_scan(*arguments, **options)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, lambda f: lambda b: torch.func.jvp(f, (b,), (b,))])
+def test_out_takes_no_transforms(transform):
+    with pytest.raises(RuntimeError, match=r"out is given under torch\.func or forward derivatives; expected None"):
+        transform(lambda b: linear_scan(ones(3), b, out=ones(1, 4, 3)))(ones(1, 1, 4, 3))
 
 
 def test_out_without_gradients():

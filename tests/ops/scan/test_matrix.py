@@ -45,13 +45,6 @@ def test_no_steps_give_no_states():
     assert matrix_scan(matrix, b[:0], h0[:0]).shape == (0, 4, 5)
 
 
-def test_autocast_leaves_the_powers_in_float32():
-    matrix, b, h0 = (tensor.detach().float() for tensor in draw(40))
-    expected = matrix_scan(matrix, b, h0)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(matrix_scan(matrix, b, h0), expected)
-
-
 def test_it_takes_the_work_that_the_docstring_says():
     batch, length, size = 3, 1024, 5
     matrix, b, h0 = (tensor.detach() for tensor in draw(length, size, batch))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.ops.selective_scan import reference as plain
-from recurra.ops.selective_scan.operator import _by_kernels, selective_scan
+from recurra.ops.selective_scan.operator import _selective_scan, selective_scan
 from recurra.ops.selective_scan.reference import at_once
 
 B, L, D, N = 2, 11, 3, 4
@@ -16,6 +16,10 @@ def draw(batch=B, length=L, row=D, modes=N) -> list[torch.Tensor]:
     shapes = wide, wide, (row, modes), narrow, narrow, (batch, modes, row)
     x, step, a, b, c, h0 = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     return [tensor.requires_grad_() for tensor in (x, step.exp(), -a.exp(), b, c, h0)]
+
+
+def by_kernels(*inputs):
+    return _selective_scan(*inputs)[:2]
 
 
 def by_a_loop(x, step, a, b, c, h0):
@@ -40,9 +44,9 @@ def gradients_of(found, inputs):
 def test_the_kernels_are_the_plain_operations(sizes):
     inputs = [tensor.detach().float().requires_grad_() for tensor in draw(*sizes)]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    found, expected = _by_kernels(*inputs), at_once(*exact)
+    found, expected = by_kernels(*inputs), at_once(*exact)
     with torch.no_grad():
-        without = _by_kernels(*inputs)
+        without = by_kernels(*inputs)
     found = (*found, *without, *gradients_of(found, inputs))
     for one, other in zip(found, (*expected, *expected, *gradients_of(expected, exact)), strict=True):
         assert (one.double() - other).abs().max() <= 1e-6 * other.abs().max()
@@ -53,7 +57,7 @@ def test_the_kernels_read_any_strides_and_leave_their_inputs_alone():
     laid_out = x, step, a, b, c, h0
     other = [tensor.mT.contiguous().mT for tensor in (*laid_out[:5], h0)]
     copies = [tensor.clone() for tensor in other]
-    for one, two in zip(_by_kernels(*laid_out), _by_kernels(*other)):
+    for one, two in zip(by_kernels(*laid_out), by_kernels(*other)):
         assert torch.equal(one, two)
     assert all(torch.equal(one, two) for one, two in zip(copies, other))
 
@@ -64,7 +68,7 @@ def test_threads_share_the_tiles_of_all_sequences():
     try:
         for n in (1, 2, 5):
             torch.set_num_threads(n)
-            found = _by_kernels(*inputs)
+            found = by_kernels(*inputs)
             results.append([*found, *gradients_of(found, inputs)])
     finally:
         torch.set_num_threads(threads)
@@ -72,30 +76,15 @@ def test_threads_share_the_tiles_of_all_sequences():
         assert all(torch.equal(one, other) for one, other in zip(results[0], others))
 
 
-def test_the_operators_refuse_what_does_not_fit():
-    inputs = [tensor.detach().float() for tensor in draw(2, 20, 24, 3)]
-    y, last, kept = torch.ops.recurra.selective_scan(*inputs, True)
-    with pytest.raises(ValueError, match=r"b is float32 \(2, 20, 4\) on cpu; expected float32 \(2, 20, 3\)"):
-        torch.ops.recurra.selective_scan(*inputs[:3], torch.zeros(2, 20, 4), *inputs[4:], True)
-    with pytest.raises(ValueError, match="kept is"):
-        torch.ops.recurra.selective_scan_backward(y, last, *inputs, kept[:, :1])
-
-
 def test_gradients_of_gradients_are_those_of_the_plain_operations():
     inputs = [tensor.detach().float().requires_grad_() for tensor in draw(1, 5, 4, 2)]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     seconds = []
-    for scan, leaves in ((_by_kernels, inputs), (at_once, exact)):
+    for scan, leaves in ((by_kernels, inputs), (at_once, exact)):
         first = torch.autograd.grad(scan(*leaves)[0].square().sum(), leaves, create_graph=True, materialize_grads=True)
         seconds.append(torch.autograd.grad(sum(part.square().sum() for part in first), leaves))
     for one, other in zip(*seconds):
         assert (one.double() - other).abs().max() <= 1e-4 * other.abs().max()
-
-
-def test_a_scan_that_nothing_asks_for_the_gradient_of_keeps_nothing():
-    inputs = [tensor.detach().float() for tensor in draw(2, 40, 8, 2)]
-    assert torch.ops.recurra.selective_scan(*inputs, False)[2].numel() == 0
-    assert torch.ops.recurra.selective_scan(*inputs, True)[2].shape == (2, 3, 2, 8)
 
 
 @pytest.mark.parametrize("piece", [None, 1, 4, 10])
@@ -131,9 +120,3 @@ def test_pieces_keep_no_states_for_the_backward_pass(monkeypatch):
         y.sum().backward()
     assert kept[0] == B * L * D * N
     assert kept[1] < B * L * D * N / 2
-
-
-def test_a_step_of_0_lets_the_state_pass():
-    x, step, a, b, c, h0 = draw()
-    _, h = selective_scan(x, torch.zeros_like(step), a, b, c, h0)
-    assert torch.equal(h, h0)

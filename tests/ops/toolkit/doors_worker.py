@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import recurra.ops.delta_rule
+import recurra.ops.delta_rule.operator
+import recurra.ops.selective_scan.operator
 from recurra.decoding.linear import _decoding_linear
 from recurra.layers.convolution import shifted_products
 from recurra.layers.cross_entropy import cross_entropy
@@ -20,326 +21,202 @@ from recurra.ops.cells.gru import GRUCell, HiddenWeights, RecurrentWeights, gru_
 from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 from recurra.ops.gate_loop.fused import Planes
 from recurra.ops.gate_loop.operator import gate_loop, gate_loop_real_part
-from recurra.ops.gate_loop.reference import softmax_attention
-from recurra.ops.scan import operator as operators
 
-scan, scan_back = torch.ops.recurra.linear_scan, torch.ops.recurra.linear_scan_backward
-fused, fused_back = torch.ops.recurra.gate_loop_fused, torch.ops.recurra.gate_loop_fused_backward
-chunk, chunk_back = torch.ops.recurra.gate_loop_chunk, torch.ops.recurra.gate_loop_chunk_backward
+ops = torch.ops.recurra
 
 
 def ones(*shape, **options):
     return torch.ones(shape, **options)
 
 
-SEQUENCES, STATE = (4, 6, 70), (4, 70)
-OTHER_SHAPES = {"batch": (1, 6, 70), "length": (4, 5, 70), "channels": (4, 6, 69), "dimensions": (24, 70)}
-OTHER_STATES = {"batch": (1, 70), "channels": (4, 71), "dimensions": (4, 1, 70)}
+def wrong(x, is_shared):
+    """Tensors that each differ from x in one way; what is not shared by all sequences may be of one alone."""
+    cases = {"number of dimensions": x[None], "type": x.double(), "device": x.to("meta")}
+    return cases if is_shared else cases | {"batch": x[:1]}
 
 
-def wrong(shape, others, dtype=torch.float32):
-    """Tensors that each differ from ones(*shape) in one way."""
-    cases = {kind: ones(*other, dtype=dtype) for kind, other in others.items()}
-    other_type = torch.float64 if dtype != torch.float64 else torch.float32
-    return cases | {"type": ones(*shape, dtype=other_type), "device": ones(*shape, dtype=dtype, device="meta")}
-
-
-def each_wrong(call, good, wrong_ones):
-    """One case for each of `wrong_ones`, which replaces the argument of its name."""
+def each_wrong(call, good, names, shared=(), promoted=()):
+    """One case for each argument in `names`, which is replaced by what it must not be; `promoted` may have any type."""
     cases = {}
-    for name, bad in wrong_ones.items():
-        for kind, tensor in bad.items():
-            arguments = good | {name: tensor}
-            cases[f"{name} of another {kind}"] = (lambda arguments=arguments: call(**arguments), name)
+    for name in names:
+        for kind, tensor in wrong(good[name], name in shared).items():
+            if kind != "type" or name not in promoted:
+                arguments = good | {name: tensor}
+                cases[f"{name} of another {kind}"] = (lambda arguments=arguments: call(**arguments), name)
     return cases
+
+
+def in_order(operator, *options):
+    return lambda **given: operator(*given.values(), *options)
 
 
 def of_scan():
-    x = {"a": ones(*SEQUENCES), "b": ones(*SEQUENCES), "h0": ones(*STATE)}
-    call = lambda **given: scan(*given.values(), False)  # noqa: E731
-    cases = each_wrong(call, x, {"a": wrong(SEQUENCES, OTHER_SHAPES), "h0": wrong(STATE, OTHER_STATES)})
-    for dtype in (torch.float16, torch.bfloat16, torch.int64, torch.complex32):
-        b = ones(*SEQUENCES).to(dtype)
-        cases[f"everything {dtype}"] = (lambda b=b: scan(b, b, b[:, 0], False), "b")
-    cases["b without channels"] = (lambda: scan(ones(4, 6), ones(4, 6), ones(4), False), "b")
-    into = lambda h, **given: operators.scan_into(h, *given.values(), False)  # noqa: E731
-    cases |= {
-        f"scan_into, {case}": it for case, it in each_wrong(into, {"h": ones(*SEQUENCES)} | x, {
-            "h": wrong(SEQUENCES, OTHER_SHAPES) | {"layout": ones(4, 6, 140)[..., ::2]},
-            "a": wrong(SEQUENCES, OTHER_SHAPES),
-            "h0": wrong(STATE, OTHER_STATES),
-        }).items()
-    }  # fmt: skip
-    return cases
-
-
-def of_scan_backward():
-    x = {"dh": ones(*SEQUENCES), "a": ones(*SEQUENCES), "h": ones(*SEQUENCES), "h0": ones(*STATE)}
-    call = lambda **given: scan_back(*given.values(), True)  # noqa: E731
-    bad = {"dh": wrong(SEQUENCES, OTHER_SHAPES), "a": wrong(SEQUENCES, OTHER_SHAPES), "h0": wrong(STATE, OTHER_STATES)}
-    cases = each_wrong(call, x, bad)
-    half = ones(*SEQUENCES).half()
-    return cases | {"everything half": (lambda: scan_back(half, half, half, half[:, 0], False), "h")}
-
-
-FUSED = {name: ones(*SEQUENCES) for name in ("q", "k", "v", "a_re", "a_im")} | {
-    name: ones(*STATE) for name in ("x0_re", "x0_im")
-}
-
-
-def wrong_fused():
-    cases = {name: wrong(SEQUENCES, OTHER_SHAPES) for name in ("k", "v", "a_re", "a_im")}
-    cases |= {name: wrong(STATE, OTHER_STATES) for name in ("x0_re", "x0_im")}
-    for name in ("a_re", "a_im", "x0_re", "x0_im"):
-        cases[name]["number"] = FUSED[name] + 0j
-    return cases
-
-
-def of_fused():
-    call = lambda **given: fused(*given.values(), True)  # noqa: E731
-    cases = each_wrong(call, FUSED, wrong_fused())
-    cases["x0_im left out"] = (lambda: call(**FUSED | {"x0_im": None}), "x0_im")
-    cases["a_im left out"] = (lambda: call(**FUSED | {"a_im": None}), "x0_im")
-    cases["q of half precision"] = (lambda: call(**FUSED | {n: FUSED[n].half() for n in "qkv"}), "q")
-    wide = {n: FUSED[n].double() for n in ("a_re", "a_im", "x0_re", "x0_im")}
-    cases["gates wider than q"] = (lambda: call(**FUSED | wide), "a_re")
-    cases["no steps"] = (lambda: call(**{n: x[:, :0] if x.dim() == 3 else x for n, x in FUSED.items()}), "q")
-    return cases
-
-
-def of_fused_backward():
-    states = {"h_re": ones(*SEQUENCES), "h_im": ones(*SEQUENCES)}
-    incoming = {name: ones(*SEQUENCES) for name in ("dy", "dh_re", "dh_im")}
-    incoming |= {name: ones(*STATE) for name in ("dlast_re", "dlast_im")}
-    call = lambda **given: fused_back(*given.values())  # noqa: E731
-    bad = wrong_fused() | {name: wrong(SEQUENCES, OTHER_SHAPES) for name in ("dy", "dh_re", "dh_im", "h_re", "h_im")}
-    bad |= {name: wrong(STATE, OTHER_STATES) for name in ("dlast_re", "dlast_im")}
-    for name in ("h_re", "h_im"):
-        bad[name]["number of steps, the last alone"] = ones(4, 1, 70)
-    cases = each_wrong(call, incoming | FUSED | states, bad)
-    real = incoming | FUSED | states | {"a_im": None, "x0_im": None, "h_im": ones(0)}
-    for name in ("dh_im", "dlast_im"):
-        alone = real | {"dh_im": None, "dlast_im": None, name: incoming[name]}
-        cases[f"{name} of what is real"] = (lambda alone=alone: call(**alone), name)
-    return cases
-
-
-def of_chunk():
-    heads, state = (2, 5, 3, 4), (2, 3, 4, 6)
-    x = {"q": ones(*heads), "k": ones(*heads), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1), "state": ones(*state)}
-    sequences = {"batch": (1, 5, 3, 4), "length": (2, 4, 3, 4), "heads": (2, 5, 1, 4), "dimensions": (2, 5, 12)}
-    bad = {
-        "k": wrong(heads, sequences | {"channels": (2, 5, 3, 6)}),
-        "v": wrong((2, 5, 3, 6), sequences),
-        "a": wrong((2, 5, 3, 1), sequences | {"width": (2, 5, 3, 6)}),
-        "state": wrong(state, {"batch": (1, 3, 4, 6), "orientation": (2, 3, 6, 4), "dimensions": (2, 12, 6)}),
+    x = {"a": ones(4, 6, 70), "b": ones(4, 6, 70), "h0": ones(4, 70)}
+    given = {"dh": ones(4, 6, 70), "a": x["a"], "h": ones(4, 6, 70), "h0": x["h0"]}
+    half = ones(4, 6, 70).half()
+    backward = each_wrong(in_order(ops.linear_scan_backward, True), given, ("dh", "a", "h0"))
+    return {
+        **each_wrong(in_order(ops.linear_scan, False), x, ("a", "h0")),
+        **{f"backward, {name}": it for name, it in backward.items()},
+        "everything half": (lambda: ops.linear_scan(half, half, half[:, 0], False), "b"),
+        "b without channels": (lambda: ops.linear_scan(ones(4, 6), ones(4, 6), ones(4), False), "b"),
+        "front door, h0": (lambda: recurra.linear_scan(x["a"], x["b"], ones(1, 70)), "h0"),
     }
-    del bad["a"]["type"]  # then it is the state's that does not fit
-    cases = each_wrong(lambda **given: chunk(*given.values()), x, bad)
-    incoming = {"dy": ones(2, 5, 3, 6), "dlast": ones(*state)}
-    bad |= {"dy": wrong((2, 5, 3, 6), sequences), "dlast": bad["state"]}
-    backward = each_wrong(lambda **given: chunk_back(*given.values()), incoming | x, bad)
-    cases |= {f"backward, {case}": it for case, it in backward.items()}
-    cases["everything integers"] = (lambda: chunk(*(t.long() for t in x.values())), "q")
-    cases["gates of half precision"] = (lambda: chunk(**x | {"a": x["a"].half()}), "a")
-    cases["complex inputs beside real gates"] = (lambda: chunk(*(x[n] + 0j for n in "qkv"), x["a"], x["state"]), "q")
-    wide = ones(2, 5, 3, 200)
-    cases["heads too wide"] = (lambda: chunk(wide, wide, wide, x["a"], ones(2, 3, 200, 200)), "d_qk")
-    return cases
-
-
-def of_heads():
-    heads, state, kept = (2, 5, 3, 4), (2, 3, 4, 6), (2, 3, 1, 4, 6)
-    x = {"q": ones(*heads), "k": ones(*heads), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1), "state": ones(*state)}
-    sequences = {"batch": (1, 5, 3, 4), "length": (2, 4, 3, 4), "heads": (2, 5, 1, 4), "dimensions": (2, 5, 12)}
-    bad = {
-        "k": wrong(heads, sequences | {"channels": (2, 5, 3, 6)}),
-        "v": wrong((2, 5, 3, 6), sequences),
-        "a": wrong((2, 5, 3, 1), sequences | {"width": (2, 5, 3, 6)}),
-        "state": wrong(state, {"batch": (1, 3, 4, 6), "orientation": (2, 3, 6, 4), "dimensions": (2, 12, 6)}),
-    }
-    operator, backward = torch.ops.recurra.gate_loop_heads, torch.ops.recurra.gate_loop_heads_backward
-    cases = each_wrong(lambda **given: operator(*given.values(), True), x, bad)
-    bad["dy"], bad["dlast"] = wrong((2, 5, 3, 6), sequences), bad.pop("state")
-    bad["kept"] = wrong(kept, {"chunks": (2, 3, 2, 4, 6), "orientation": (2, 3, 1, 6, 4), "dimensions": (2, 3, 24)})
-    incoming = {"dy": ones(2, 5, 3, 6), "dlast": ones(*state)} | {n: x[n] for n in "qkva"} | {"kept": ones(*kept)}
-    cases |= {f"backward, {n}": it for n, it in each_wrong(lambda **g: backward(*g.values()), incoming, bad).items()}
-    for dtype in (torch.int64, torch.bfloat16):
-        cases[f"everything {dtype}"] = (lambda dtype=dtype: operator(*(t.to(dtype) for t in x.values())), "q")
-    cases["a complex gate beside real inputs"] = (lambda: operator(**x | {"a": x["a"] + 0j}), "a")
-    return cases
-
-
-def of_the_front_doors():
-    step, wide = (64, 7, 8, 1), (64, 7, 8, 4)
-    one = {name: ones(*step) for name in "qkv"}
-
-    def real_part(**changes):
-        x = one | {"re": ones(*step), "im": ones(*step), "state": ones(64, 8, 1, 1) + 0j} | changes
-        x = {n: None if t is None else t.requires_grad_() for n, t in x.items()}
-        y, last = gate_loop_real_part(*(x[n] for n in "qkv"), Planes(x["re"], x["im"]), state=x["state"])
-        (y.sum() + last.abs().sum()).backward()
-
-    bad = {name: wrong(step, {"batch": (1, 7, 8, 1), "length": (64, 6, 8, 1), "heads": (64, 7, 1, 1)}) for name in "kv"}
-    bad |= {name: dict(bad["k"]) for name in ("re", "im")}
-    for tensors in bad.values():
-        del tensors["type"]  # it is promoted
-    bad["state"] = {
-        "batch": ones(1, 8, 1, 1) + 0j, "number of heads": ones(64, 1, 1, 1) + 0j, "type": ones(64, 8, 1, 1).double(),
-        "number of dimensions": ones(64, 8) + 0j, "device": ones(64, 8, 1, 1, device="meta"),
-    }  # fmt: skip
-    cases = {}
-    for name, tensors in bad.items():
-        for kind, tensor in tensors.items():
-            call = lambda name=name, tensor=tensor: real_part(**{name: tensor})  # noqa: E731
-            prefix = "" if len(name) == 1 or name == "state" else "a_" if kind == "device" else "a."
-            cases[f"real part, {name} of another {kind}"] = (call, prefix + name)
-    cases["real part, a state that is complex beside real gates"] = (
-        lambda: real_part(im=None),
-        "state",
-    )
-    cases["real part, wide heads"] = (
-        lambda: gate_loop_real_part(
-            *[ones(*wide)] * 3, Planes(ones(*wide), ones(1, 7, 8, 4)), state=ones(64, 8, 4, 4) + 0j
-        ),
-        "a.im",
-    )
-    for mode in ("recurrent", "scan", "chunk", "attention", "fused"):
-        cases[f"gate_loop, {mode}, state of another batch"] = (
-            lambda mode=mode: gate_loop(*one.values(), ones(*step), state=ones(1, 8, 1, 1), mode=mode),
-            "state",
-        )
-        cases[f"gate_loop, {mode}, state of another device"] = (
-            lambda mode=mode: gate_loop(*one.values(), ones(*step), state=ones(64, 8, 1, 1, device="meta"), mode=mode),
-            "state",
-        )
-    cases["softmax_attention, k of another device"] = (
-        lambda: softmax_attention(one["q"], one["k"].to("meta"), one["v"], one["v"]),
-        "k",
-    )
-    cases["linear_scan, h0 of another batch"] = (
-        lambda: recurra.linear_scan(ones(*SEQUENCES), ones(*SEQUENCES), ones(1, 70)),
-        "h0",
-    )
-    return cases
 
 
 def of_out():
     memory = torch.zeros(4 * 6 * 70 + 1000)
+    out, apart = memory[:1680].view(4, 6, 70), {"a": ones(4, 6, 70), "b": ones(4, 6, 70), "h0": ones(4, 70)}
+    call = lambda **given: recurra.linear_scan(*given.values(), out=out)  # noqa: E731
+    shifted = {
+        "shifted by a step": memory[70:1750].view(4, 6, 70),
+        "shifted by a number": memory[1:1681].view(4, 6, 70),
+    }
+    shifted["in another order"] = memory[:1680].view(4, 70, 6).mT
+    return {
+        f"out is {name} {kind}": (lambda n=name, t=tensor: call(**apart | {n: t}), "out")
+        for name in "ab"
+        for kind, tensor in shifted.items()
+    } | {"out is one step of a": (lambda: call(**apart | {"a": memory[140:280].view(2, 70)[1]}), "out")}
 
-    def at(start, *shape):
-        return memory[start : start + torch.Size(shape).numel()].view(shape)
 
-    x, apart = at(0, *SEQUENCES), {"a": ones(*SEQUENCES), "b": ones(*SEQUENCES), "h0": ones(*STATE)}
-    call = lambda **given: recurra.linear_scan(*given.values(), out=x)  # noqa: E731
-    shifted = {"shifted by a step": at(70, *SEQUENCES), "shifted by a number": at(1, *SEQUENCES)}
-    shifted["in another order"] = at(0, 4, 70, 6).mT
-    shifted["for all sequences"] = at(70, 6, 70)
-    cases = {}
-    for name, bad in {"a": shifted | {"for all steps": at(140, 70)}, "b": dict(list(shifted.items())[:3])}.items():
-        for kind, tensor in bad.items():
-            cases[f"out is {name} {kind}"] = (lambda n=name, t=tensor: call(**apart | {n: t}), "out")
+def of_fused():
+    x = {name: ones(4, 6, 70) for name in ("q", "k", "v", "a_re", "a_im")}
+    x |= {name: ones(4, 70) for name in ("x0_re", "x0_im")}
+    call = in_order(ops.gate_loop_fused, True)
+    cases = each_wrong(call, x, [*x][1:])
+    for name in ("a_re", "a_im", "x0_re", "x0_im"):
+        cases[f"{name} of complex numbers"] = (lambda name=name: call(**x | {name: x[name] + 0j}), name)
+    cases["x0_im left out"] = (lambda: call(**x | {"x0_im": None}), "x0_im")
+    cases["a_im left out"] = (lambda: call(**x | {"a_im": None}), "x0_im")
+    cases["q of half precision"] = (lambda: call(**x | {n: x[n].half() for n in "qkv"}), "q")
+    wide = {n: x[n].double() for n in ("a_re", "a_im", "x0_re", "x0_im")}
+    cases["gates wider than q"] = (lambda: call(**x | wide), "a_re")
+    cases["no steps"] = (lambda: call(**{n: t[:, :0] if t.dim() == 3 else t for n, t in x.items()}), "q")
+    given = {name: ones(4, 6, 70) for name in ("dy", "dh_re", "dh_im")}
+    given |= {name: ones(4, 70) for name in ("dlast_re", "dlast_im")}
+    given |= x | {"h_re": ones(4, 6, 70), "h_im": ones(4, 6, 70)}
+    back = in_order(ops.gate_loop_fused_backward)
+    backward = each_wrong(back, given, [name for name in given if name != "q"])
+    backward["h_re of the last step"] = (lambda: back(**given | {"h_re": ones(4, 1, 70)}), "h_re")
+    real = given | {"a_im": None, "x0_im": None, "h_im": ones(0), "dlast_im": None}
+    backward["dh_im of what is real"] = (lambda: back(**real), "dh_im")
+    return cases | {f"backward, {name}": it for name, it in backward.items()}
+
+
+def of_heads(name, *options):
+    """The GateLoop with heads: `name` is that of the operator, "gate_loop_chunk" or "gate_loop_heads"."""
+    x = {"q": ones(2, 5, 3, 4), "k": ones(2, 5, 3, 4), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1)}
+    x["state"] = ones(2, 3, 4, 6)
+    operator, back = getattr(ops, name), getattr(ops, f"{name}_backward")
+    given = {"dy": ones(2, 5, 3, 6), "dlast": x["state"]} | x
+    if name == "gate_loop_heads":
+        given = {n: t for n, t in given.items() if n != "state"} | {"kept": ones(2, 3, 1, 4, 6)}
+    of_state = ("a",) if name == "gate_loop_chunk" else ()  # with gates of another type it is the state that is wrong
+    cases = each_wrong(in_order(operator, *options), x, ("k", "v", "a", "state"), promoted=of_state)
+    backward = each_wrong(in_order(back), given, [n for n in given if n != "q"], promoted=of_state)
+    cases |= {f"backward, {n}": it for n, it in backward.items()}
+    cases["everything integers"] = (lambda: operator(*(t.long() for t in x.values()), *options), "q")
+    return cases
+
+
+def of_chunk():
+    x = ones(2, 5, 3, 4)
+    a, state, wide = ones(2, 5, 3, 1), ones(2, 3, 4, 4), ones(2, 5, 3, 200)
+    return of_heads("gate_loop_chunk") | {
+        "gates of half precision": (lambda: ops.gate_loop_chunk(x, x, x, a.half(), state), "a"),
+        "complex inputs beside real gates": (lambda: ops.gate_loop_chunk(*[x + 0j] * 3, a, state), "q"),
+        "heads too wide": (lambda: ops.gate_loop_chunk(wide, wide, wide, a, ones(2, 3, 200, 200)), "d_qk"),
+    }
+
+
+def of_the_front_doors():
+    good = {name: ones(64, 7, 8, 1) for name in ("q", "k", "v", "re", "im")} | {"state": ones(64, 8, 1, 1) + 0j}
+
+    def real_part(**changes):
+        x = {n: None if t is None else t.requires_grad_() for n, t in (good | changes).items()}
+        y, last = gate_loop_real_part(*(x[n] for n in "qkv"), Planes(x["re"], x["im"]), state=x["state"])
+        (y.sum() + last.abs().sum()).backward()
+
+    cases = {"real, a complex state beside real gates": (lambda: real_part(im=None), "state")}
+    for name, argument in {"k": "k", "v": "v", "re": "a.re", "im": "a.im", "state": "state"}.items():
+        cases[f"real, {name} of another batch"] = (lambda n=name: real_part(**{n: good[n][:1]}), argument)
+        cases[f"real, {name} of another device"] = (
+            lambda n=name: real_part(**{n: good[n].to("meta")}),
+            argument.replace("a.", "a_"),
+        )
+    for mode in ("recurrent", "scan", "chunk", "attention", "fused"):
+        for kind, state in {"batch": ones(1, 8, 1, 1), "device": ones(64, 8, 1, 1, device="meta")}.items():
+            call = lambda mode=mode, state=state: gate_loop(*[good["q"]] * 4, state=state, mode=mode)  # noqa: E731
+            cases[f"{mode}, a state of another {kind}"] = (call, "state")
     return cases
 
 
 def of_products():
     x = {"x": ones(2, 5), "weight": ones(3, 5), "scale": ones(3), "bias": ones(3)}
-    bad = {
-        "x": wrong((2, 5), {"width": (2, 4), "number of dimensions": ()}),
-        "weight": {"type": ones(3, 5).double(), "shape": ones(15), "layout": ones(5, 3).t()},
-        "scale": wrong((3,), {"length": (2,), "shape": (3, 1)}) | {"layout": ones(6)[::2]},
-        "bias": wrong((3,), {"length": (4,), "shape": (1, 3)}) | {"layout": ones(6)[::2]},
+    call = lambda **given: _decoding_linear(*given.values())  # noqa: E731
+    cases = each_wrong(call, x, ("scale", "bias"), shared=x)
+    weights = {
+        "of another type": ones(3, 5).double(),
+        "in another layout": ones(5, 3).t(),
+        "of int8 in rows": ones(3, 5, dtype=torch.int8),
+        "in panels of 63": ones(1, 5, 63, dtype=torch.bfloat16),
+        "in groups of 1,279 bytes": ones(1, 1, 1279, dtype=torch.uint8),
     }
-    for kind, shape, dtype in (
-        ("of int8 in rows", (3, 5), torch.int8),
-        ("in panels of 63", (1, 5, 63), torch.bfloat16),
-        ("in groups of 1,279 bytes", (1, 1, 1279), torch.uint8),
-    ):
-        bad["weight"][kind] = ones(*shape, dtype=dtype)
-    return each_wrong(lambda **given: _decoding_linear(*given.values()), x, bad)
+    cases |= {f"weight {kind}": (lambda w=w: call(**x | {"weight": w}), "weight") for kind, w in weights.items()}
+    for name in ("scale", "bias"):
+        cases[f"{name} with gaps"] = (lambda name=name: call(**x | {name: ones(6)[::2]}), name)
+    cases["x of another width"] = (lambda: call(**x | {"x": ones(2, 4)}), "x")
+    return cases
 
 
-def of_the_delta_rule():
-    steps = (4, 6, 3)
-    x = {"q": ones(*steps, 5), "k": ones(*steps, 5), "v": ones(*steps, 7), "a": ones(*steps, 1), "b": ones(*steps, 1)}
-    x["state"] = ones(4, 3, 5, 7)
-    others = {"batch": (1, 6, 3, 5), "length": (4, 5, 3, 5), "number of heads": (4, 6, 1, 5), "size": (4, 6, 3, 4)}
-    bad = {"k": wrong((*steps, 5), others)}
-    for name, size in (("v", 7), ("a", 1), ("b", 1)):
-        bad[name] = wrong(
-            (*steps, size), {"batch": (1, 6, 3, size), "length": (4, 5, 3, size), "number of dimensions": steps}
-        )
-    bad["state"] = wrong((4, 3, 5, 7), {"batch": (1, 3, 5, 7), "size": (4, 3, 5, 6), "layout": (4, 3, 7, 5)})
-    bad["q"] = {"type": ones(*steps, 5).double(), "number of dimensions": ones(4, 6, 15)}
-    return each_wrong(lambda **given: torch.ops.recurra.delta_rule_fused(*given.values()), x, bad)
+def of_other_operators():
+    delta = {"q": ones(4, 6, 3, 5), "k": ones(4, 6, 3, 5), "v": ones(4, 6, 3, 7)}
+    delta |= {"a": ones(4, 6, 3, 1), "b": ones(4, 6, 3, 1), "state": ones(4, 3, 5, 7)}
+    selective = {"x": ones(2, 20, 24), "step": ones(2, 20, 24), "a": ones(24, 3), "b": ones(2, 20, 3)}
+    selective |= {"c": ones(2, 20, 3), "h0": ones(2, 3, 24)}
+    kept = {"dy": ones(2, 20, 24), "dlast": ones(2, 3, 24)} | selective | {"kept": ones(2, 2, 3, 24)}
+    features = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
+    turning = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
+    shifted = {"x": ones(4, 6, 5), "state": ones(4, 3, 5), "weight": ones(4, 5), "bias": ones(5)}
+    cases = {
+        "delta rule": each_wrong(in_order(ops.delta_rule_fused), delta, [*delta][1:]),
+        "selective": each_wrong(in_order(ops.selective_scan, True), selective, [*selective][1:], shared="a"),
+        "selective, backward": each_wrong(
+            in_order(ops.selective_scan_backward), kept, [n for n in kept if n != "x"], shared="a"
+        ),
+        "features": each_wrong(positive_features, features, [*features][1:]),
+        "turned": each_wrong(turned, turning, [*turning][1:]),
+        "shifted": each_wrong(shifted_products, shifted, [*shifted][1:], shared=("weight", "bias")),
+    }
+    return {f"{operator}, {name}": it for operator, found in cases.items() for name, it in found.items()}
 
 
-def of_sequences():
+def of_cells():
     x = {"projected": ones(4, 6, 15), "h": ones(4, 5), "gates": ones(10, 5), "candidate": ones(5, 5)}
 
-    def call(projected, h, gates, candidate):
+    def gru(projected, h, gates, candidate):
         weights = RecurrentWeights(gates.requires_grad_(gates.is_floating_point()), candidate)
         y, last = gru_sequence(GRUCell(2, 5), projected, h, weights)
         (y.sum() + last.sum()).backward()
 
-    bad = {
-        "projected": {"width": ones(4, 6, 14), "number of dimensions": ones(24, 15)},
-        "h": wrong((4, 5), {"batch": (1, 5), "size": (4, 1)}),
-        "gates": wrong((10, 5), {"height": (5, 5), "width": (10, 1)}),
-        "candidate": wrong((5, 5), {"size": (1, 5)}),
+    cases = {
+        f"GRU, {case}": (call, {"gates": "weights.gates", "candidate": "weights.candidate"}.get(name, name))
+        for case, (call, name) in each_wrong(gru, x, ("h", "gates", "candidate"), promoted="h").items()
     }
-    del bad["h"]["type"]  # it may be wider
-    named = {"gates": "weights.gates", "candidate": "weights.candidate"}
-    cases = each_wrong(call, x, bad)
-    return {case: (it, named.get(name, name)) for case, (it, name) in cases.items()}
+    cases["GRU, projected of another width"] = (lambda: gru(**x | {"projected": ones(4, 6, 14)}), "projected")
+    parts = {name: ones(4, 2, 5) for name in SLSTMParts._fields}
+    given = {"projected": ones(4, 6, 4, 2, 5), "weights": ones(2, 5, 20)} | parts
 
-
-def of_slstm():
-    x = {"projected": ones(4, 6, 4, 2, 5), "weights": ones(2, 5, 20)}
-    x |= {name: ones(4, 2, 5) for name in SLSTMParts._fields}
-
-    def call(projected, weights, **state):
+    def slstm(projected, weights, **state):
         y, last = slstm_sequence(projected, weights.requires_grad_(weights.is_floating_point()), SLSTMParts(**state))
         (y.sum() + last.c.sum()).backward()
 
-    bad = {
-        "projected": {"gates": ones(4, 6, 3, 2, 5), "number of dimensions": ones(4, 6, 40)},
-        "weights": wrong((2, 5, 20), {"heads": (1, 5, 20), "height": (2, 1, 20), "width": (2, 5, 5)}),
-        **{name: wrong((4, 2, 5), {"batch": (1, 2, 5), "heads": (4, 1, 5), "size": (4, 2, 1)}) for name in "cnmh"},
+    cases["sLSTM, three gates"] = (lambda: slstm(**given | {"projected": ones(4, 6, 3, 2, 5)}), "projected")
+    return cases | {
+        f"sLSTM, {case}": (call, f"state.{name}" if name in parts else name)
+        for case, (call, name) in each_wrong(slstm, given, ("weights", *parts)).items()
     }
-    cases = each_wrong(call, x, bad)
-    return {case: (it, f"state.{name}" if name in SLSTMParts._fields else name) for case, (it, name) in cases.items()}
-
-
-def of_features():
-    x = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
-    bad = {
-        "k": wrong((4, 6, 2, 5), {"batch": (1, 6, 2, 5), "length": (4, 1, 2, 5), "size": (4, 6, 2, 1)}),
-        "less": wrong((4, 6, 2), {"length": (4, 5, 2), "heads": (4, 6, 1), "number of dimensions": (4, 6, 2, 1)}),
-        "start": wrong((4, 2, 5), {"batch": (1, 2, 5), "heads": (4, 1, 5), "size": (4, 2, 1)}),
-    }
-    return each_wrong(positive_features, x, bad)
-
-
-def of_turned():
-    x = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
-    bad = {
-        "c": wrong((4, 6, 2, 8), {"batch": (1, 6, 2, 8), "length": (4, 5, 2, 8), "size": (4, 6, 2, 1)}),
-        "angles": wrong((4, 6, 2, 3), {"heads": (4, 6, 1, 3), "length": (4, 5, 2, 3), "size": (4, 6, 2, 5)}),
-        "scale": wrong((4, 6, 2, 1), {"heads": (4, 6, 1, 1), "size": (4, 6, 2, 8), "number of dimensions": (4, 6, 2)}),
-    }
-    return each_wrong(turned, x, bad)
-
-
-def of_shifted_products():
-    x = {"x": ones(4, 6, 5), "state": ones(4, 3, 5), "weight": ones(4, 5), "bias": ones(5)}
-    bad = {
-        "x": {"number of dimensions": ones(24, 5)},
-        "state": wrong((4, 3, 5), {"batch": (1, 3, 5), "length": (4, 2, 5), "channels": (4, 3, 1)}),
-        "weight": wrong((4, 5), {"channels": (4, 1), "number of dimensions": (4, 5, 1)}),
-        "bias": wrong((5,), {"channels": (1,), "number of dimensions": (1, 5)}),
-    }
-    return each_wrong(shifted_products, x, bad)
 
 
 def of_saved_tensors():
@@ -400,11 +277,9 @@ def of_fake_results():
 
 
 ROOMS = {
-    "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
-    "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
-    "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "positive features": of_features,
-    "delta rule": of_the_delta_rule, "turned": of_turned, "shifted products": of_shifted_products,
-    "saved": of_saved_tensors, "fake": of_fake_results,
+    "scan": of_scan, "out": of_out, "fused": of_fused, "chunk": of_chunk,
+    "heads": lambda: of_heads("gate_loop_heads", True), "front": of_the_front_doors, "products": of_products,
+    "others": of_other_operators, "cells": of_cells, "saved": of_saved_tensors, "fake": of_fake_results,
 }  # fmt: skip
 
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
-from numba.core.errors import TypingError
 
 from recurra.ops._toolkit.launch import Apart, call, compile_function
 from recurra.ops._toolkit.vectors import Lanes, load, store
@@ -58,16 +56,6 @@ def test_what_it_returns_comes_back():
     x = np.ones(20)
     assert count(add.address, x.ctypes.data, 5) == 12
     assert x.sum() == 20 + 12
-
-
-@pytest.mark.parametrize("arguments", [(1.0,), (np.int32(1),), ()])
-def test_it_takes_whole_numbers_of_64_bits_alone(arguments):
-    @compile_function
-    def wrong(address, arguments):
-        return call(address, arguments)
-
-    with pytest.raises(TypingError, match="No match"):
-        wrong(add.address, arguments)
 
 
 def test_it_is_compiled_once_and_kept(run_python, tmp_path):

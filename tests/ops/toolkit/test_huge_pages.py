@@ -7,7 +7,6 @@ import torch
 
 from recurra.ops._toolkit import memory
 from recurra.ops._toolkit.memory import empty_result
-from recurra.ops.scan.operator import linear_scan
 
 HUGE = 2**21
 
@@ -49,12 +48,3 @@ def test_a_system_without_them_is_not_asked(monkeypatch, tmp_path):
         monkeypatch.setattr(memory, "_SETTING", file)
         assert memory._madvise() is None
     memory._madvise.cache_clear()
-
-
-def test_a_large_scan_is_the_small_ones():
-    a, b = torch.rand(1, 2**15, 70), torch.randn(1, 2**15, 70)
-    h, state, start = linear_scan(a, b), None, 0
-    for n in (2**14, 2**14):
-        piece = linear_scan(a[:, start : start + n], b[:, start : start + n], state)
-        assert torch.equal(h[:, start : start + n], piece)
-        state, start = piece[:, -1], start + n

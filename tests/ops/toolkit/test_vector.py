@@ -84,19 +84,6 @@ def test_products_are_rounded_before_they_are_added(dtype):
     assert apply(recurrence, x, x, -(1 + 2 * eps) * torch.ones_like(x)).count_nonzero() == 0
 
 
-def test_complex_pairs():
-    numbers = [1, -1, 1j, -1j, 2 + 3j, -0.5 - 0.25j, 0, 4 - 1j]
-    a, b = torch.tensor([[x, y] for x in numbers for y in numbers], dtype=torch.complex64).T.contiguous()
-    zero = torch.zeros_like(a)
-    assert apply(recurrence, a, b, zero).tolist() == [x * y for x in numbers for y in numbers]
-    assert apply(mixture, a, zero, b).tolist() == [x * complex(y).conjugate() for x in numbers for y in numbers]
-
-
-def test_a_real_kernel_does_not_conjugate():
-    a, c = torch.randn(2, WIDTH)
-    assert torch.equal(apply(mixture, a, torch.zeros(WIDTH), c), a * c)
-
-
 def test_every_bfloat16_is_widened_as_it_is():
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     wide = apply(copy, every, every, every, torch.float32)
@@ -116,11 +103,6 @@ def test_rounding_to_bfloat16(width):
     assert torch.equal(rounded[known].view(torch.int16), expected[known].view(torch.int16))
 
 
-def test_bfloat16_arithmetic_is_done_in_float32():
-    a, b, c = torch.randn(3, 4 * WIDTH).bfloat16()
-    assert torch.equal(apply(recurrence, a, b, c), (a.float() * b.float() + c.float()).bfloat16())
-
-
 def test_loads_and_stores_need_no_alignment():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         x, y = torch.randn(WIDTH + 1).to(dtype), torch.zeros(WIDTH + 2, dtype=dtype)
@@ -128,11 +110,6 @@ def test_loads_and_stores_need_no_alignment():
         kernel(x[1:].data_ptr(), x.data_ptr(), x.data_ptr(), y[1:].data_ptr(), WIDTH)
         assert torch.equal(y[1:-1], x[1:])
         assert y[[0, -1]].tolist() == [0, 0], "a vector is as wide as it says"
-
-
-def test_vectors_of_other_kinds_do_not_mix():
-    with pytest.raises(numba.TypingError):
-        numba.njit(lambda p: load(p, 0, lanes_f32) + load(p, 0, lanes_f64))(torch.zeros(64).data_ptr())
 
 
 lanes_f32, lanes_f64 = Lanes("float32", WIDTH), Lanes("float64", WIDTH)

@@ -25,26 +25,29 @@ def choose_backend(backend: str, device: torch.device) -> str:
     """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`."""
     require_literal(Backend, backend=backend)
     if backend in ("numba", "triton"):
-        obstacle = _why_not_numba(device) if backend == "numba" else _why_not_triton(device)
-        if obstacle:
+        if obstacle := _why_not(backend, device):
             raise RuntimeError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
         return backend
     if backend == "reference" or device.type not in ("cpu", "cuda"):
         return "reference"
     fastest, missing = ("numba", NUMBA_IS_MISSING) if device.type == "cpu" else ("triton", TRITON_IS_MISSING)
-    if missing:
-        _warn_that_kernels_are_missing(missing, device)
-        return "reference"
-    return fastest
+    if not missing:
+        return fastest
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"{missing}: recurra uses its plain torch reference on {device}, which is far slower than its kernels",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return "reference"
 
 
-def _why_not_numba(device: torch.device) -> str:
-    if device.type != "cpu":
-        return f"Numba's kernels run on the CPU, and the tensors are on {device}"
-    return NUMBA_IS_MISSING
-
-
-def _why_not_triton(device: torch.device) -> str:
+def _why_not(backend: str, device: torch.device) -> str:
+    if backend == "numba":
+        wrong = f"Numba's kernels run on the CPU, and the tensors are on {device}"
+        return NUMBA_IS_MISSING if device.type == "cpu" else wrong
     if TRITON_IS_MISSING:
         return TRITON_IS_MISSING
     is_interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
@@ -54,14 +57,3 @@ def _why_not_triton(device: torch.device) -> str:
         f"Triton's kernels run on CUDA, and the tensors are on {device} (to test them on the CPU, start Python with "
         f"TRITON_INTERPRET=1)"
     )
-
-
-def _warn_that_kernels_are_missing(reason: str, device: torch.device) -> None:
-    global _has_warned
-    if not _has_warned:
-        _has_warned = True
-        warnings.warn(
-            f"{reason}: recurra uses its plain torch reference on {device}, which is far slower than its kernels",
-            RuntimeWarning,
-            stacklevel=4,
-        )

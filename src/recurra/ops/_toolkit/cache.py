@@ -80,22 +80,17 @@ class TolerantCache(FunctionCache):
             self.disable()
 
     def _give_up(self, what: str, error: Exception) -> None:
-        """Warn, and remove all files of the function."""
-        _warn_once(
-            f"the compiled kernels in {self.cache_path} cannot be {what} ({type(error).__name__}: {error}); they are "
-            f"compiled again, which takes a while"
-        )
+        """Warn once in a process, and remove all files of the function."""
+        global _has_warned
+        if not _has_warned:
+            _has_warned = True
+            warnings.warn(
+                f"the compiled kernels in {self.cache_path} cannot be {what} ({type(error).__name__}: {error}); they "
+                f"are compiled again, which takes a while",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self.flush()
-
-
-def _warn_once(message: str) -> None:
-    global _has_warned
-    if not _has_warned:
-        _has_warned = True
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-# --- what a kernel is made of beyond its own file, the only one that Numba's cache on disk looks at ---
 
 
 # Unindented imports only: a module that a function imports may be loaded in one process and not in another, and the
@@ -111,19 +106,14 @@ def _source(module: str) -> str:
         return ""
 
 
-def _imported(module: str) -> set[str]:
-    """Name the loaded modules that `module` imports from its own package and from this one."""
-    packages = {module.partition(".")[0], __name__.partition(".")[0]}
-    named = set(_IMPORTS.findall(_source(module)))
-    return {name for name in named if name.partition(".")[0] in packages and name in sys.modules}
-
-
 @functools.cache
 def _digest(module: str) -> str:
+    packages = {module.partition(".")[0], __name__.partition(".")[0]}
     found: set[str] = set()
     waiting = [module]
     while waiting:
-        new = _imported(waiting.pop()) - found - {module}
+        named = set(_IMPORTS.findall(_source(waiting.pop()))) - found - {module}
+        new = {name for name in named if name.partition(".")[0] in packages and name in sys.modules}
         found |= new
         waiting.extend(new)
     text = "\n".join(f"{name}\n{_source(name)}" for name in sorted(found))
@@ -133,9 +123,7 @@ def _digest(module: str) -> str:
 def digest_of_imports(function: Callable) -> str:
     """Hash the sources that the module of `function` imports from its package and this one, directly or indirectly.
 
-    The module's own file is not included: Numba notices its changes.
-
-    Returns:
-        12 hexadecimal digits, which change whenever one of these files does.
+    The module's own file is not included: Numba notices its changes. The 12 hexadecimal digits change whenever one of
+    these files does.
     """
     return _digest(function.__module__)

@@ -1,7 +1,6 @@
-"""Whether this process is a forked child, in which its parent's threads do not exist.
+"""Whether this process is a forked child: noted from the import of recurra on, not only from the first kernel.
 
 GNU OpenMP hangs or kills a child that enters a parallel region after its parent did, even in one of torch's operators.
-So forks are noted from the import of recurra on, not only from the first kernel.
 """
 
 import os

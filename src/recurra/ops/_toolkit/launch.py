@@ -53,9 +53,6 @@ class Kernel:
 
     The serial form runs for little work, in a forked child (GNU OpenMP kills a child that enters a parallel region),
     and while another thread is in a parallel kernel (Numba's fall-back thread pool would abort). Both compute the same.
-
-    Args:
-        function: a Python function whose outer loop runs over `numba.prange`.
     """
 
     def __init__(self, function: Callable) -> None:
@@ -64,28 +61,19 @@ class Kernel:
         self._parallel = compile_function(_renamed(function, "_parallel"), parallel=True)
 
     def __call__(self, *arguments: Any, jobs: int, work: int) -> None:
-        """Run the kernel.
-
-        Args:
-            arguments: the function's own.
-            jobs: the number of independent jobs in the outer loop.
-            work: the number of numbers to compute in all of them.
-        """
+        """Run the kernel, whose outer loop has `jobs` independent jobs that compute `work` numbers in all."""
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child():
+        is_alone = threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child()
+        if is_alone or not _parallel_kernels.acquire(blocking=False):
             self._serial(*arguments)
-        elif _parallel_kernels.acquire(blocking=False):
-            callers = numba.get_num_threads()
-            try:
-                numba.set_num_threads(threads)
-                self._parallel(*arguments)
-            finally:
-                numba.set_num_threads(
-                    callers
-                )  # it is the calling thread's own setting, for all that it runs with Numba
-                _parallel_kernels.release()
-        else:
-            self._serial(*arguments)
+            return
+        callers = numba.get_num_threads()  # the calling thread's own setting, for all that it runs with Numba
+        try:
+            numba.set_num_threads(threads)
+            self._parallel(*arguments)
+        finally:
+            numba.set_num_threads(callers)
+            _parallel_kernels.release()
 
 
 class KernelPair(NamedTuple):
@@ -95,18 +83,13 @@ class KernelPair(NamedTuple):
     backward: Kernel
 
 
-# --- functions that kernels call by their address, so that they are compiled once ---
-#
-# Numba copies the code of every function that a kernel calls into the kernel, and optimises it there again: once for
-# each level of the tree of calls, and in each kernel. A large function called by address is optimised once. A call
-# costs nanoseconds more and cannot be inlined, so this is for functions that do much work.
-
-
 class Apart:
-    """A function of whole numbers that returns one, compiled for callers that know its address.
+    """A function of whole numbers that returns one, compiled once for callers that know its address.
 
-    A caller takes the address as an argument, since it differs from process to process and code is kept on disk, and
-    calls it with `call`.
+    Numba copies the code of every function that a kernel calls into the kernel, and optimises it there again: once for
+    each level of the tree of calls, and in each kernel. A call by address costs nanoseconds more, so this is for
+    functions that do much work. A caller takes the address as an argument, since it differs from process to process and
+    code is kept on disk, and calls it with `call`.
     """
 
     def __init__(self, function: Callable[..., int]) -> None:

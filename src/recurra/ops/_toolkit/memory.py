@@ -1,7 +1,4 @@
-"""Memory for large results, in huge pages: most of their time goes into page faults, one for each 4 KiB.
-
-Imports no Numba, which operators load only when a kernel runs.
-"""
+"""Memory for large results, in huge pages: most of their time goes into page faults, one for each 4 KiB."""
 
 import ctypes
 import functools
@@ -12,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_LARGE = 2**23
-"""Bytes from which a result is worth two system calls; glibc maps blocks of this size by themselves."""
+_LARGE = 2**23  # bytes from which a result is worth two system calls; glibc maps blocks of this size by themselves
 _PAGE, _HUGE = 2**12, 2**21
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -36,16 +32,11 @@ def empty_result(shape: torch.Size, like: Tensor) -> Tensor:
     """Return memory for a result of this shape, of the type and on the device of `like`, to be filled by the caller.
 
     For large results on the CPU it asks the system for huge pages in the part of the memory that holds whole ones. This
-    is advice about memory that torch has just allocated and that its owner fills completely: it changes no content, and
-    a system that has no such pages left gives small ones. A fake tensor has no memory to advise on.
+    is advice: a system that has no such pages left gives small ones. A fake tensor has no memory to advise on.
     """
     result = torch.empty(shape, dtype=like.dtype, device=like.device)
-    if (
-        type(result) is Tensor
-        and result.nbytes >= _LARGE
-        and result.device.type == "cpu"
-        and (madvise := _madvise()) is not None
-    ):
+    is_large = type(result) is Tensor and result.nbytes >= _LARGE and result.device.type == "cpu"
+    if is_large and (madvise := _madvise()) is not None:
         start = -(-result.data_ptr() // _HUGE) * _HUGE
         size = (result.data_ptr() + result.nbytes - start) // _HUGE * _HUGE
         if size > 0:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import isqrt
 from pathlib import Path
@@ -17,8 +17,7 @@ from torch import Tensor
 from recurra._files.reading import read_json
 from recurra.checks import require, require_choice
 
-# --- tiles: the sizes by which the kernels divide their work ---
-#
+# Tiles: the sizes by which the kernels divide their work.
 # `triton_tiles.json` beside this file has what `python -m benchmarks.gpu.tuning` found, by card, kernel and type of
 # numbers. A card that is not in it takes the sizes of one with the same compute capability, and without one the
 # defaults, which are estimates. No size changes a result beyond its rounding. The environment variable RECURRA_TILES
@@ -34,19 +33,14 @@ _POWERS = tuple(2**n for n in range(14))
 class WalkTiles:
     """How a walk over time is divided: the linear scan and the fused GateLoop."""
 
-    channels: int = 128
-    """Most channels of one program."""
+    channels: int = 128  # the most of one program
     channels_per_warp: int = 64
-    lanes: int = 1024
-    """Channels walked at once on a multiprocessor, enough to hide the memory's latency; time is cut to reach them."""
-    shortest_chunk: int = 32
-    """Steps."""
-    stages: int = 4
-    """Steps whose reads are in flight in a program."""
+    lanes: int = 1024  # channels walked at once on a multiprocessor, to hide the memory's latency; time is cut to them
+    shortest_chunk: int = 32  # steps
+    stages: int = 4  # steps whose reads are in flight in a program
 
     def __post_init__(self) -> None:
-        for name in ("channels", "channels_per_warp", "lanes", "shortest_chunk"):
-            require_choice(_POWERS, **{name: getattr(self, name)})
+        require_choice(_POWERS, **{name: n for name, n in asdict(self).items() if name != "stages"})
         require(1 <= self.stages <= 8, "stages", self.stages, "1 to 8")
 
 
@@ -54,17 +48,12 @@ class WalkTiles:
 class ChunkTiles:
     """How the GateLoop in chunks is divided."""
 
-    span: int = 64
-    """Steps per chunk, a multiple of `block`."""
-    block: int = 16
-    """Steps per block; matrix products take 16 or more."""
-    tile: int = 32
-    """Columns of the state in one program."""
+    span: int = 64  # steps per chunk, a multiple of `block`
+    block: int = 16  # steps per block; matrix products take 16 or more
+    tile: int = 32  # columns of the state in one program
     warps: int = 4
-    key_tile: int = 32
-    """Rows of the state in one program of the kernel for dq, dk and da, which holds two states and may spill."""
+    key_tile: int = 32  # rows of the state in one program for dq, dk and da, which holds two states and may spill
     key_warps: int = 4
-    """Its warps."""
 
     def __post_init__(self) -> None:
         require_choice(_POWERS, **asdict(self))
@@ -91,22 +80,8 @@ def number_key(number: torch.dtype, is_complex: bool) -> str:
     return str(number).removeprefix("torch.") + (" complex" if is_complex else "")
 
 
-def walk_tiles(kernel: str, number: torch.dtype, is_complex: bool, device: torch.device) -> WalkTiles:
-    """Look up the sizes of "scan" or "fused" for a type of numbers on a device."""
-    found = tiles_for(kernel, number, is_complex, device)
-    assert isinstance(found, WalkTiles)
-    return found
-
-
-def chunk_tiles(number: torch.dtype, is_complex: bool, device: torch.device) -> ChunkTiles:
-    """Look up the sizes of "chunk" for a type of numbers on a device."""
-    found = tiles_for("chunk", number, is_complex, device)
-    assert isinstance(found, ChunkTiles)
-    return found
-
-
-def tiles_for(kernel: str, number: torch.dtype, is_complex: bool, device: torch.device) -> Tiles:
-    """Look up the sizes of any kernel for a type of numbers on a device."""
+def tiles_for(kernel: str, number: torch.dtype, is_complex: bool, device: torch.device) -> Any:
+    """Look up the sizes of a kernel for a type of numbers on a device."""
     if kernel in _tried:
         return _tried[kernel]
     index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else None
@@ -135,22 +110,10 @@ def look_up(table: Table, device: str, capability: str, kernel: str, number: tor
 
 
 def read_table(path: Path) -> Table:
-    """Read a table of sizes."""
+    """Read a table of sizes, and refuse those that no kernel takes."""
     content = read_json(path, "the table of tiles")
     require(content.get("format") == FORMAT, f"the format of {path}", content.get("format"), f"{FORMAT}")
-    devices = content.get("devices")
-    require(isinstance(devices, dict), f"devices in {path}", devices, "an object")
-    for device, kernels in devices.items():
-        where = f"{device} in {path}"
-        require(isinstance(kernels, dict) and "capability" in kernels, where, kernels, "kernels and a capability")
-        for kernel, by_number in kernels.items():
-            if kernel != "capability":
-                require_choice(KERNELS, **{where: kernel})
-                for found in by_number.values():
-                    names = sorted(field.name for field in fields(KERNELS[kernel]))
-                    require(sorted(found) == names, f"{kernel} of {where}", sorted(found), f"the keys {names}")
-                    KERNELS[kernel](**found)
-    return devices
+    return merged({}, content["devices"])
 
 
 def with_entry(table: Table, device: str, capability: str, kernel: str, key: str, tiles: Tiles) -> Table:
@@ -172,40 +135,29 @@ def merged(table: Table, newer: Table) -> Table:
 @contextmanager
 def trying(kernel: str, tiles: Tiles) -> Iterator[None]:
     """Run a kernel with other sizes than the table's, to measure them."""
-    before = _tried.get(kernel)
+    before = dict(_tried)
     _tried[kernel] = tiles
     try:
         yield
     finally:
-        if before is None:
-            del _tried[kernel]
-        else:
-            _tried[kernel] = before
+        _tried.clear()
+        _tried.update(before)
 
 
-def forget() -> None:
-    """Read the table again in the next call."""
-    _tiles_for.cache_clear()
-
-
-# --- what kernels share: a plan that fills the card, the places of a program, loads, stores and products ---
-#
+# What kernels share: a plan that fills the card, the places of a program, loads, stores and products.
 # A program walks over time for a tile of neighbouring channels. Where sequences and channels are too few to fill the
 # card, time is cut into chunks as well. Complex numbers lie interleaved (real, imaginary), as torch keeps them. Where
 # numbers are real, the imaginary parts in a kernel are copies of the real ones, which the compiler drops.
 
 
 class Plan(NamedTuple):
-    """The layout of a scan: `chunks` of `span` steps each (the last can be shorter), tiles of `block` channels.
-
-    A program has `warps`, and reads `stages` steps ahead.
-    """
+    """A scan in `chunks` of `span` steps (the last can be shorter) and tiles of `block` channels."""
 
     span: int
     chunks: int
     block: int
     warps: int = 1
-    stages: int = 4
+    stages: int = 4  # steps read ahead
 
     @property
     def options(self) -> dict[str, int]:

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 
-from recurra.ops._toolkit.vectors import Lanes, Vector
+from recurra.ops._toolkit.vectors import Lanes, Vector, call_llvm, folded_by_halves
 
 
 def _fitted(function: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
@@ -53,17 +52,15 @@ class _Math:
 
     def constant(self, value: float, kind: ir.VectorType | None = None) -> ir.Value:
         kind = kind or self.kind
-        exact = value if kind.element == ir.DoubleType() else int(value) if kind is self.whole else _float32(value)
+        exact = int(value) if kind is self.whole else value
+        if kind is self.kind:
+            exact = float(np.float32(value))
         return ir.Constant(kind, [exact] * kind.count)
 
     def call(self, name: str, *arguments: ir.Value) -> ir.Value:
         kind = arguments[0].type
         letter = "f64" if kind.element == ir.DoubleType() else "f32"
-        function = ir.FunctionType(kind, [kind] * len(arguments))
-        full_name = f"llvm.{name}.v{kind.count}{letter}"
-        return self.builder.call(
-            cgutils.get_or_insert_function(self.builder.module, function, full_name), list(arguments)
-        )
+        return call_llvm(self.builder, f"{name}.v{kind.count}{letter}", kind, *arguments)
 
     def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         return self.call("fmuladd", x, y, z)  # fused where the machine can
@@ -83,14 +80,13 @@ class _Math:
     def absolute(self, x: ir.Value) -> ir.Value:
         return self.call("fabs", x)
 
-    def maximum(self, x: ir.Value, y: ir.Value) -> ir.Value:
+    def maximum(self, x: ir.Value, y: ir.Value, comparison: str = ">") -> ir.Value:
         """The larger one; NaN if either is."""
         is_nan = self.builder.fcmp_unordered("uno", x, x)
-        return self.builder.select(is_nan, x, self.choose(">", x, y, x, y))
+        return self.builder.select(is_nan, x, self.choose(comparison, x, y, x, y))
 
     def minimum(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        is_nan = self.builder.fcmp_unordered("uno", x, x)
-        return self.builder.select(is_nan, x, self.choose("<", x, y, x, y))
+        return self.maximum(x, y, "<")
 
     def _power_of_two(self, n: ir.Value) -> ir.Value:
         exponent = self.builder.add(n, self.constant(127, self.whole))
@@ -189,10 +185,6 @@ class _Math:
         return self.call("sqrt", x)
 
 
-def _float32(value: float) -> float:
-    return float(np.float32(value))
-
-
 def write(name: str, builder: ir.IRBuilder, x: ir.Value, *others: ir.Value) -> ir.Value:
     """Write the function called `name` of float32 vectors, x and those it takes beside, where `builder` is positioned.
 
@@ -208,28 +200,25 @@ def write(name: str, builder: ir.IRBuilder, x: ir.Value, *others: ir.Value) -> i
     return getattr(m, {"neg": "negative", "abs": "absolute"}.get(name, name))(x)
 
 
-@intrinsic
-def exp(typing_context: Any, x: Any) -> Any:
-    """Give e to the power of each number of a float32 vector."""
-    return x(x), _writer("exp")
+def _elementwise(name: str) -> Any:
+    """Make a function of one or two float32 vectors for kernels, place by place."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return write(name, builder, *args)
+
+    def of_one(typing_context: Any, x: Any) -> Any:
+        return x(x), generate
+
+    def of_two(typing_context: Any, x: Any, y: Any) -> Any:
+        return x(x, y), generate
+
+    function = of_two if name in ("maximum", "div") else of_one
+    function.__name__ = name
+    return intrinsic(function)
 
 
-@intrinsic
-def maximum(typing_context: Any, x: Any, y: Any) -> Any:
-    """Give the larger of two numbers, place by place; NaN if either is."""
-    return x(x, y), _writer("maximum")
-
-
-@intrinsic
-def divide(typing_context: Any, x: Any, y: Any) -> Any:
-    """Give x / y, place by place."""
-    return x(x, y), _writer("div")
-
-
-@intrinsic
-def softplus(typing_context: Any, x: Any) -> Any:
-    """Give log(1 + exp(x)) of a float32 vector."""
-    return x(x), _writer("softplus")
+exp, softplus, sigmoid, tanh = map(_elementwise, ("exp", "softplus", "sigmoid", "tanh"))
+maximum, divide = map(_elementwise, ("maximum", "div"))
 
 
 @intrinsic
@@ -237,30 +226,6 @@ def largest(typing_context: Any, x: Any) -> Any:
     """Give the largest number of a float32 vector as a vector of one; NaN if there is one."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        value, width = args[0], x.width
-        while width > 1:
-            width //= 2
-            masks = [ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(i, i + width))) for i in (0, width)]
-            value = write("maximum", builder, *(builder.shuffle_vector(value, value, mask) for mask in masks))
-        return value
+        return folded_by_halves(builder, args[0], 1, lambda one, other: write("maximum", builder, one, other))
 
     return Vector(Lanes("float32", 1))(x), generate
-
-
-@intrinsic
-def sigmoid(typing_context: Any, x: Any) -> Any:
-    """Give 1 / (1 + exp(-x)) of a float32 vector."""
-    return x(x), _writer("sigmoid")
-
-
-@intrinsic
-def tanh(typing_context: Any, x: Any) -> Any:
-    """Give tanh of a float32 vector."""
-    return x(x), _writer("tanh")
-
-
-def _writer(name: str) -> Callable[..., ir.Value]:
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        return write(name, builder, *args)
-
-    return generate

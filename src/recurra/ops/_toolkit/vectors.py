@@ -1,9 +1,9 @@
 """Short vectors for Numba kernels: loads, stores, arithmetic and prefetches that compile to SIMD instructions.
 
-LLVM's automatic vectoriser gives up on a recurrence: it cannot see that the row just written is the row read next. So
-the kernels spell it out. `Lanes` names a kind and count of numbers. `load(address, i, lanes)` reads one vector of
-neighbours, `+ - *` and `conjugate` work on whole vectors, and `store` writes one back. No fast-math flag is set and no
-product is contracted: each lane does the operations of the plain torch reference, in the same order.
+LLVM's automatic vectoriser gives up on a recurrence, so the kernels spell it out. `Lanes` names a kind and count of
+numbers. `load(address, i, lanes)` reads one vector of neighbours, `+ - *` and `conjugate` work on whole vectors, and
+`store` writes one back. No fast-math flag is set and no product is contracted: each lane does the operations of the
+plain torch reference, in the same order.
 
 Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so calls are short and inner functions free
 of reference counts. Positions and widths count floats: complex numbers are interleaved (real, imaginary), as in torch.
@@ -25,7 +25,6 @@ from numba.extending import intrinsic, models, register_model, typeof_impl
 
 WIDTH = 16  # floats in a vector: one AVX-512 register, two of AVX2, four of NEON
 _PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, a core's few line fill buffers limit the rate
-_BITS = {"bfloat16": 16}  # numbers that are stored as integers of this many bits
 _BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -101,6 +100,23 @@ def _shuffle(builder: ir.IRBuilder, value: ir.Value, lanes: list[int]) -> ir.Val
     return builder.shuffle_vector(value, value, mask)
 
 
+def call_llvm(builder: ir.IRBuilder, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
+    """Call LLVM's own function of this name, which returns a value of this kind."""
+    function = ir.FunctionType(kind, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}"), arguments)
+
+
+def folded_by_halves(
+    builder: ir.IRBuilder, value: ir.Value, width: int, combine: Callable[[ir.Value, ir.Value], ir.Value]
+) -> ir.Value:
+    """Combine half onto half until `width` numbers are left: in the same order on every machine."""
+    size = value.type.count
+    while size > width:
+        size //= 2
+        value = combine(*(_shuffle(builder, value, list(range(i, i + size))) for i in (0, size)))
+    return value
+
+
 def _alternating(kind: ir.VectorType, even: float, odd: float) -> ir.Constant:
     return ir.Constant(kind, [kind.element(odd if lane % 2 else even) for lane in range(kind.count)])
 
@@ -121,17 +137,6 @@ def _multiply(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value) -
     return builder.fadd(builder.fmul(real, y), crossed)
 
 
-def _multiply_add(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-    letter = "f64" if vector.is_double else "f32"
-    kind = ir.FunctionType(vector.ir, [vector.ir] * 3)
-    fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{vector.width}{letter}")
-    if not vector.is_complex:
-        return builder.call(fused, [x, y, z])
-    real, imaginary, swapped = _parts(builder, vector, x, y)
-    crossed = builder.call(fused, [builder.fmul(imaginary, _alternating(vector.ir, -1.0, 1.0)), swapped, z])
-    return builder.call(fused, [real, y, crossed])
-
-
 _register_operator(operator.add, lambda builder, vector, x, y: builder.fadd(x, y))
 _register_operator(operator.sub, lambda builder, vector, x, y: builder.fsub(x, y))
 _register_operator(operator.mul, _multiply)
@@ -142,7 +147,12 @@ def multiply_add(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
     """Give x y + z, rounded once if the machine can."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        return _multiply_add(builder, x, *args)
+        name = f"fmuladd.v{x.width}{'f64' if x.is_double else 'f32'}"
+        if not x.is_complex:
+            return call_llvm(builder, name, x.ir, *args)
+        real, imaginary, swapped = _parts(builder, x, *args[:2])
+        turned = builder.fmul(imaginary, _alternating(x.ir, -1.0, 1.0))
+        return call_llvm(builder, name, x.ir, real, args[1], call_llvm(builder, name, x.ir, turned, swapped, args[2]))
 
     return x(x, y, z), generate
 
@@ -180,12 +190,9 @@ def _place(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Val
 
 
 def _address(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
-    at = _place(builder, lanes, address, index)
-    if lanes.number in _BITS:
-        stored = ir.VectorType(ir.IntType(_BITS[lanes.number]), lanes.width)
-    else:
-        stored = Vector(lanes).ir
-    return builder.inttoptr(at, stored.as_pointer())
+    as_bits = ir.VectorType(ir.IntType(16), lanes.width)
+    stored = as_bits if lanes.number == "bfloat16" else Vector(lanes).ir
+    return builder.inttoptr(_place(builder, lanes, address, index), stored.as_pointer())
 
 
 def _constant(kind: ir.VectorType, value: int) -> ir.Constant:
@@ -234,18 +241,12 @@ def zeros(typing_context: Any, lanes: Any) -> Any:
 
 @intrinsic
 def total(typing_context: Any, x: Any) -> Any:
-    """Sum the numbers of a vector into a vector of one, half onto half: in the same order on every machine."""
+    """Sum the numbers of a vector into a vector of one."""
     floats = 2 if x.is_complex else 1
     one = Vector(Lanes("float64" if x.is_double else "float32", floats, x.is_complex))
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        value, width = args[0], x.width
-        while width > floats:
-            width //= 2
-            low = _shuffle(builder, value, list(range(width)))
-            high = _shuffle(builder, value, list(range(width, 2 * width)))
-            value = builder.fadd(low, high)
-        return value
+        return folded_by_halves(builder, args[0], floats, builder.fadd)
 
     return one(x), generate
 
@@ -264,25 +265,20 @@ def store(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any
 
 def fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Write a prefetch of the cache line at an address."""
-    pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), i32(0), i32(_PREFETCH_INTO_L2), i32(1)])
+    i32, place = ir.IntType(32), builder.inttoptr(address, ir.IntType(8).as_pointer())
+    call_llvm(builder, "prefetch.p0", ir.VoidType(), place, i32(0), i32(_PREFETCH_INTO_L2), i32(1))
 
 
 @intrinsic
 def load_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: Any) -> Any:
     """Load like `load`, but only the first `count` floats; the others are 0, and their memory is not touched."""
     kind: Lanes = lanes.lanes
-    if kind.number in _BITS:
-        return None
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         at = _address(builder, kind, *args[:2])
         mask, nothing = _first(builder, kind, args[2]), _alternating(Vector(kind).ir, 0.0, 0.0)
-        signature = ir.FunctionType(nothing.type, [at.type, ir.IntType(32), mask.type, nothing.type])
-        function = cgutils.get_or_insert_function(builder.module, signature, _masked("load", kind))
-        return builder.call(function, [at, ir.IntType(32)(kind.n_bytes), mask, nothing])
+        name, size = _masked("load", kind), ir.IntType(32)(kind.n_bytes)
+        return call_llvm(builder, name, nothing.type, at, size, mask, nothing)
 
     return Vector(kind)(types.int64, types.int64, types.int64, lanes), generate
 
@@ -291,28 +287,24 @@ def load_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: 
 def store_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: Any, vector: Any) -> Any:
     """Write the first `count` floats of `vector`."""
     kind: Lanes = lanes.lanes
-    if kind.number in _BITS:
-        return None
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
         at, mask = _address(builder, kind, *args[:2]), _first(builder, kind, args[2])
-        signature = ir.FunctionType(ir.VoidType(), [args[4].type, at.type, ir.IntType(32), mask.type])
-        function = cgutils.get_or_insert_function(builder.module, signature, _masked("store", kind))
-        builder.call(function, [args[4], at, ir.IntType(32)(kind.n_bytes), mask])
+        name, size = _masked("store", kind), ir.IntType(32)(kind.n_bytes)
+        call_llvm(builder, name, ir.VoidType(), args[4], at, size, mask)
 
     return types.void(types.int64, types.int64, types.int64, lanes, vector), generate
 
 
 def _masked(what: str, lanes: Lanes) -> str:
-    return f"llvm.masked.{what}.v{lanes.width}{'f64' if lanes.number == 'float64' else 'f32'}.p0"
+    return f"masked.{what}.v{lanes.width}{'f64' if lanes.number == 'float64' else 'f32'}.p0"
 
 
 def _first(builder: ir.IRBuilder, lanes: Lanes, count: ir.Value) -> ir.Value:
     """The mask of the first `count` lanes, as 32-bit numbers: there can be more lanes than a vector of 64 bits has."""
     kind = ir.VectorType(ir.IntType(32), lanes.width)
-    one = builder.insert_element(
-        ir.Constant(kind, ir.Undefined), builder.trunc(count, ir.IntType(32)), ir.IntType(32)(0)
-    )
+    last = builder.trunc(count, ir.IntType(32))
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), last, ir.IntType(32)(0))
     numbers = ir.Constant(kind, list(range(lanes.width)))
     return builder.icmp_signed("<", numbers, _shuffle(builder, one, [0] * lanes.width))
 

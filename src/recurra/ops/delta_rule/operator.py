@@ -1,4 +1,4 @@
-"""The checks of what comes in: types, dimensions, devices and shapes of q, k, v, a, b and the state."""
+"""The gated delta rule: its front door, and its kernel as a torch operator."""
 
 import math
 from collections.abc import Callable
@@ -17,31 +17,23 @@ from recurra.ops.gate_loop.reference import check_shape
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None) -> None:
     """Refuse what does not make a delta rule."""
-    require_tensor("q", q)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_numbers(name, tensor, q.device, "(B, L, H, d)", 4)
-    steps = tuple(q.shape[:3])
+    named = {"q": q, "k": k, "v": v, "a": a, "b": b} | ({} if state is None else {"state": state})
+    for name, tensor in named.items():
+        require_tensor(name, tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(sentence(name, kind_of(tensor), "real floating-point numbers"))
+        if tensor.device != q.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(sentence(name, kind_of(tensor), "(B, L, H, d)"))
+    steps, d_v = tuple(q.shape[:3]), v.shape[3]
     check_shape("k", k, tuple(q.shape))
-    check_shape("v", v, (*steps, v.shape[3]))
-    for name, tensor in (("a", a), ("b", b)):
-        _check_numbers(name, tensor, q.device, "(B, L, H) or (B, L, H, 1)", 3, 4)
-        check_shape(name, tensor, steps, (*steps, 1))
+    check_shape("v", v, (*steps, d_v))
+    check_shape("a", a, steps, (*steps, 1))
+    check_shape("b", b, steps, (*steps, 1))
     if state is not None:
-        _check_numbers("state", state, q.device, "(B, H, d_qk, d_v)", 4)
-        check_shape("state", state, (steps[0], *q.shape[2:], v.shape[3]))
-
-
-def _check_numbers(name: str, tensor: Tensor, device: torch.device, expected: str, *dimensions: int) -> None:
-    require_tensor(name, tensor)
-    if not tensor.is_floating_point():
-        raise TypeError(sentence(name, kind_of(tensor), "real floating-point numbers"))
-    if tensor.dim() not in dimensions:
-        raise ValueError(sentence(name, kind_of(tensor), expected))
-    if tensor.device != device:
-        raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {device}, as q"))
-
-
-# --- the gated delta rule by one kernel, forward only, as a torch operator, and the inputs that it takes ---
+        check_shape("state", state, (steps[0], *q.shape[2:], d_v))
 
 
 def _why_not_fused(*tensors: Tensor) -> str:
@@ -73,11 +65,11 @@ def _run(results: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, a: Ten
     if 0 in (q.numel(), v.numel()):
         y.zero_(), last.copy_(state)
         return
-    from recurra.ops.delta_rule._cpu import delta_rule_kernel
+    from recurra.ops.delta_rule._cpu import delta_rule_forward
 
     batch, length, heads, d_qk = q.shape
     inputs = [x.resolve_neg().contiguous() for x in (q, k, v, a, b, state)]
-    delta_rule_kernel()(
+    delta_rule_forward(
         *addresses(*inputs, last, y), batch, length, heads, d_qk, v.shape[3],
         jobs=batch * heads, work=length * state.numel(),
     )  # fmt: skip
@@ -90,16 +82,11 @@ _fused = Operator(
     run=_run,
     flops=lambda q, k, v, *_: 6 * math.prod(q) * v[-1],  # a value read, one written, and the output
 )
-"""Computes (y, h_L) like the functions of `modes`, from at least one step of float32."""
 _fused.record = recurrent
 
 
-# --- the front door of the gated delta rule ---
-
-
 Mode = Literal["auto", "recurrent", "chunk", "fused"]
-_FEW = 4
-"""The most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/lab-log.md)."""
+_FEW = 4  # the most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/lab-log.md)
 
 _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk, "fused": _fused}
 
@@ -164,7 +151,7 @@ def delta_rule(
 
 
 def _choose_mode(mode: str, *tensors: Tensor) -> str:
-    """Return `mode` itself, or the choice of "auto". Raises ValueError for "fused" if it does not apply."""
+    """Return `mode` itself, or the choice of "auto"."""
     if mode not in ("auto", "fused"):
         return mode
     obstacle = _why_not_fused(*tensors)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from recurra.ops.gate_loop.reference import decays, into_blocks
 
-_CHUNK = 64
-"""Steps per chunk, a power of 2."""
+_CHUNK = 64  # steps, a power of 2
 
 _Result = tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]
 

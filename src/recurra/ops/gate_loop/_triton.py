@@ -31,7 +31,7 @@ from recurra.ops._toolkit.triton import (
     place,
     plan,
     store,
-    walk_tiles,
+    tiles_for,
 )
 from recurra.ops.scan._triton import entering_states
 
@@ -197,7 +197,7 @@ def _summarise(  # type: ignore[no-untyped-def]
 def _plan(q: Tensor, is_complex: bool) -> Plan:
     """Plan the walk over (B, L, D)."""
     batch, length, channels = q.shape
-    return plan(batch, length, channels, q.device, walk_tiles("fused", q.dtype, is_complex, q.device))
+    return plan(batch, length, channels, q.device, tiles_for("fused", q.dtype, is_complex, q.device))
 
 
 def _strides(*tensors: Tensor) -> list[int]:

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recurra.ops._toolkit.triton import ChunkTiles, chunk_tiles, floats, multiply, on_device_of
+from recurra.ops._toolkit.triton import ChunkTiles, floats, multiply, on_device_of, tiles_for
 from recurra.ops.scan._triton import entering_states
 
 
@@ -96,7 +96,7 @@ def layout(q: Tensor, v: Tensor, a: Tensor) -> _Layout:
     number = q.dtype.to_real() if q.is_complex() else q.dtype
     return _Layout(
         batch, length, heads, d_qk, v.shape[-1], a.shape[-1] == 1, a.is_complex(), q.is_complex(), number,
-        chunk_tiles(number, a.is_complex(), q.device),
+        tiles_for("chunk", number, a.is_complex(), q.device),
     )  # fmt: skip
 
 

@@ -14,8 +14,7 @@ from numba import prange
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
-# --- wide rows ---
-#
+# Wide rows.
 # A job walks over time through whole rows (all channels of a step): only along such streams does the hardware fetch
 # ahead. The state needs no registers: the row written last is still in the first-level cache. If there are fewer
 # sequences than threads, jobs split the rows.
@@ -25,23 +24,14 @@ _AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched
 
 
 @compile_inline
-def _recur(a, x, b, out, a_ahead, b_ahead, out_ahead, start, stop, lanes):  # type: ignore[no-untyped-def]
-    """out = a x + b over a part of a row; prefetches the same part of later rows."""
+def _recur(a, x, b, out, a_ahead, b_ahead, out_ahead, start, stop, lanes, is_back):  # type: ignore[no-untyped-def]
+    """out = a x + b over a part of a row, or conj(a) x + b; prefetches the same part of later rows."""
     for d in range(start, stop, width_of(lanes)):
         prefetch(a, d + a_ahead, lanes)
         prefetch(b, d + b_ahead, lanes)
         prefetch(out, d + out_ahead, lanes)
-        store(out, d, lanes, load(a, d, lanes) * load(x, d, lanes) + load(b, d, lanes))
-
-
-@compile_inline
-def _recur_back(a, g, dh, out, a_ahead, dh_ahead, out_ahead, start, stop, lanes):  # type: ignore[no-untyped-def]
-    """out = conj(a) g + dh over a part of a row."""
-    for d in range(start, stop, width_of(lanes)):
-        prefetch(a, d + a_ahead, lanes)
-        prefetch(dh, d + dh_ahead, lanes)
-        prefetch(out, d + out_ahead, lanes)
-        store(out, d, lanes, conjugate(load(a, d, lanes)) * load(g, d, lanes) + load(dh, d, lanes))
+        a_d = load(a, d, lanes)
+        store(out, d, lanes, (conjugate(a_d) if is_back else a_d) * load(x, d, lanes) + load(b, d, lanes))
 
 
 @compile_inline
@@ -69,8 +59,9 @@ def _make_forward(wide: Lanes, narrow: Lanes) -> Kernel:
             b_at = b_start + size * (sequence * b_batch + first * b_time)
             at, before = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
             for _ in range(length):
-                _recur(a_at, before, b_at, at, ahead * a_time, ahead * b_time, ahead * h_time, start, middle, wide)
-                _recur(a_at, before, b_at, at, 0, 0, 0, middle, stop, narrow)
+                a_far, b_far, h_far = ahead * a_time, ahead * b_time, ahead * h_time
+                _recur(a_at, before, b_at, at, a_far, b_far, h_far, start, middle, wide, False)
+                _recur(a_at, before, b_at, at, 0, 0, 0, middle, stop, narrow, False)
                 before = at
                 a_at, b_at, at = a_at + size * step * a_time, b_at + size * step * b_time, at + size * step * h_time
 
@@ -100,8 +91,8 @@ def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
                 _product(g, h_start + before, da + offset, 0, 0, middle, stop, narrow)
                 dh_at += size * step * dh_time
                 a_far, dh_far, h_far = ahead * a_time, ahead * dh_time, ahead * h_time
-                _recur_back(a_at, g, dh_at, db + before, a_far, dh_far, h_far, start, middle, wide)
-                _recur_back(a_at, g, dh_at, db + before, 0, 0, 0, middle, stop, narrow)
+                _recur(a_at, g, dh_at, db + before, a_far, dh_far, h_far, start, middle, wide, True)
+                _recur(a_at, g, dh_at, db + before, 0, 0, 0, middle, stop, narrow, True)
                 a_at, offset = a_at + size * step * a_time, before
             _product(db + offset, h0 + entering, da + offset, 0, 0, start, middle, wide)
             _product(db + offset, h0 + entering, da + offset, 0, 0, middle, stop, narrow)
@@ -118,16 +109,14 @@ def scan_kernels(number: str, is_complex: bool) -> KernelPair:
     return KernelPair(_make_forward(*lanes), _make_backward(*lanes))
 
 
-# --- narrow rows: the state of a whole row stays in registers ---
-#
+# Narrow rows: the state of a whole row stays in registers.
 # Reading back a row of a few numbers takes longer than all the arithmetic of a step (it waits for the store), and most
 # of a wide vector would be empty. Here a row is two vectors of width W, the largest power of two below the row's
 # length: one starts where the row starts, the other ends where it ends. Where they overlap, both compute and store the
 # same numbers. Arguments, operations and results are those of the kernels for wide rows; `span` is the row.
 
 
-WIDEST_ROW = 63
-"""Floats in the widest row for these kernels; wider rows are as fast or faster with the state in the cache."""
+WIDEST_ROW = 63  # floats; wider rows are as fast or faster with the state in the cache
 
 
 def vector_width(row: int, is_complex: bool) -> int:

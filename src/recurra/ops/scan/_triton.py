@@ -11,11 +11,7 @@ transitions that are zero, large, infinite or NaN act as they do in the referenc
 If there are too few sequences and channels to fill the card, time is cut into chunks as well. A chunk maps the state
 that enters it as x -> P x + S. One launch computes every chunk's P and S, the same recurrence over those gives the
 state that enters each chunk, and a second launch walks the chunks side by side. That reads the inputs twice, and it
-does form the products P.
-
-Strides count numbers, complex ones too. These functions check nothing: the operators that call them do
-(`recurra.ops.scan.operator`). The kernels were tested in Triton's interpreter and compiled for compute capability 8.0
-and 9.0, but not timed.
+does form the products P. Strides count numbers, complex ones too.
 """
 
 import torch
@@ -34,7 +30,7 @@ from recurra.ops._toolkit.triton import (
     place,
     plan,
     store,
-    walk_tiles,
+    tiles_for,
 )
 
 
@@ -130,7 +126,7 @@ def _plan(h: Tensor) -> Plan:
     """Plan the walk over (B, L, D)."""
     batch, length, channels = h.shape
     number = h.dtype.to_real() if h.is_complex() else h.dtype
-    return plan(batch, length, channels, h.device, walk_tiles("scan", number, h.is_complex(), h.device))
+    return plan(batch, length, channels, h.device, tiles_for("scan", number, h.is_complex(), h.device))
 
 
 def entering_states(products: Tensor, lasts: Tensor, x0: Tensor) -> Tensor:

@@ -37,19 +37,15 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
     if b.numel() == 0:
         return (a * b).to(dtype)
     a, b = (x.to(dtype if x.is_complex() else dtype.to_real()) for x in (a, b))  # one precision for both transforms
-    kernel = _powers(a.expand(channels), length)  # (L, *channels): a^0, a^1, ...
+    a = a.expand(channels)
+    # (L, *channels): a^0, a^1, ... by running products, which are exact at a = 0, in value and gradient
+    kernel = torch.cat([torch.ones_like(a)[None], a.expand(length - 1, *channels)]).cumprod(0)
     padded = transform_length(2 * length - 1)  # nothing wraps around
     if kernel.is_complex() or b.is_complex():
         spectrum = torch.fft.fft(kernel, padded, 0) * torch.fft.fft(b, padded, 1)
         return torch.fft.ifft(spectrum, padded, 1)[:, :length]
     spectrum = torch.fft.rfft(kernel, padded, 0) * torch.fft.rfft(b, padded, 1)
     return torch.fft.irfft(spectrum, padded, 1)[:, :length]
-
-
-def _powers(a: Tensor, length: int) -> Tensor:
-    """Compute a^0 ... a^(L-1) by running products: exact at a = 0, in value and gradient."""
-    steps = a.expand(length - 1, *a.shape)
-    return torch.cat([torch.ones_like(a)[None], steps]).cumprod(0)
 
 
 def transform_length(at_least: int) -> int:

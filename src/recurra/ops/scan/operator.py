@@ -1,10 +1,7 @@
-"""The linear recurrence as torch operators: the kernels, their shapes for tracing, and every kind of derivative.
+"""The linear recurrence: its front door, and torch operators around its kernels with every kind of derivative.
 
-    recurra::linear_scan            h_t = a_t h_{t-1} + b_t       tensors (B, L, D), h0 (B, D), one floating dtype
-    recurra::linear_scan_backward   the gradients for a, b, h0
-
-On the CPU they run Numba's kernels, or Triton's in its interpreter if backend is "triton"; on CUDA Triton's. They check
-every tensor before they take an address. `differentiable_scan` wraps derivatives around them.
+The operators take tensors (B, L, D) and h0 (B, D) of one type, and check each before they take an address. On the CPU
+they run Numba's kernels, or Triton's in its interpreter if backend is "triton"; on CUDA Triton's.
 """
 
 import math
@@ -22,6 +19,7 @@ from recurra.ops._operator import (
     HALF,
     Differentiable,
     Operator,
+    addresses,
     describe,
     has_numbers,
     last_dim_contiguous,
@@ -35,14 +33,18 @@ from recurra.ops.scan.reference import linear_scan_reference
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
-def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
-    """Choose the kernels for rows of `row` floats, and the number of floats of each row that a job takes."""
+def _kernels(h: Tensor) -> tuple[Any, tuple[int, ...], dict[str, int]]:
+    """Choose the kernels for states (B, L, D); give their sizes too, and their jobs, of `span` floats of each row."""
     from recurra.ops.scan._cpu import WIDEST_ROW, narrow_kernels, scan_kernels, vector_width
 
-    number = "float64" if dtype in (torch.float64, torch.complex128) else "float32"
+    (batch, length, channels), is_complex = h.shape, h.is_complex()
+    number = "float64" if h.dtype in (torch.float64, torch.complex128) else "float32"
+    span = row = channels * (2 if is_complex else 1)
     if row <= WIDEST_ROW:
-        return narrow_kernels(number, vector_width(row, dtype.is_complex), dtype.is_complex), row
-    return scan_kernels(number, dtype.is_complex), span_of_job(row, batch)
+        kernels = narrow_kernels(number, vector_width(row, is_complex), is_complex)
+    else:
+        kernels, span = scan_kernels(number, is_complex), span_of_job(row, batch)
+    return kernels, (batch, length, row, span), {"jobs": batch * -(-row // span), "work": batch * length * row}
 
 
 def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> None:
@@ -55,36 +57,27 @@ def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> N
     require_layout("h0", h0, (shape[0], shape[2]), dtype, device)
 
 
-def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
+def _scan_in_place(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
     """Run the forward kernel into `h` (B, L, D), which is contiguous.
 
     h can be a or b itself: the kernels read a number of either before they write its place. h0 can lie anywhere.
     """
-    _check("b", b, {"a": a, "h": h}, h0)
-    if not h.is_contiguous() or h.is_conj() or h.is_neg():
-        raise ValueError(sentence("h", f"a view with strides {h.stride()}", "a contiguous tensor"))
-    if b.numel() == 0:
-        return
-    start, end = _stretch(h)
     for name, tensor in (("a", a), ("b", b)):
-        if _overlaps(tensor, start, end) and not _is_same_memory(tensor, h):
+        if _overlap(tensor, h) and not _is_same_memory(tensor, h):
             fitting = f"memory of its own, or exactly that of {name}"
             raise ValueError(sentence("out", f"memory that {name} overlaps", fitting))
-    _scan_into(h, a, b, h0.clone() if _overlaps(h0, start, end) else h0, reverse)
+    _scan_into(h, a, b, h0.clone() if _overlap(h0, h) else h0, reverse)
 
 
 def _stretch(tensor: Tensor) -> tuple[int, int]:
     """Return the first address of the memory that a tensor reaches over, and the address after it."""
-    start = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    return start, start + (last + 1) * tensor.element_size()
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _overlaps(tensor: Tensor, start: int, end: int) -> bool:
-    first, last = _stretch(tensor)
-    return first < end and start < last
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    starts, ends = zip(_stretch(x), _stretch(y))
+    return max(starts) < min(ends)
 
 
 def _is_same_memory(x: Tensor, y: Tensor) -> bool:
@@ -95,22 +88,12 @@ def _is_same_memory(x: Tensor, y: Tensor) -> bool:
 
 
 def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
-    batch, length, channels = b.shape
     if b.numel() == 0:
         return
-    a, b, h0 = (
-        last_dim_contiguous(a),
-        last_dim_contiguous(b),
-        h0.resolve_conj().resolve_neg().contiguous(),
-    )
-    row = channels * (2 if b.is_complex() else 1)
-    kernels, span = _kernels(b.dtype, row, batch)
-    first, step = (length - 1, -1) if reverse else (0, 1)
-    kernels.forward(
-        *(describe(a), describe(b), h0.data_ptr(), describe(h), batch, length, row, span, first, step),
-        jobs=batch * -(-row // span),
-        work=batch * length * row,
-    )
+    a, b, h0 = last_dim_contiguous(a), last_dim_contiguous(b), h0.resolve_conj().resolve_neg().contiguous()
+    kernels, sizes, work = _kernels(h)
+    first, step = (b.shape[1] - 1, -1) if reverse else (0, 1)
+    kernels.forward(describe(a), describe(b), h0.data_ptr(), describe(h), *sizes, first, step, **work)
 
 
 def _run(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
@@ -124,7 +107,6 @@ def _run(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: st
 
 def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
     da, db, dh0 = results
-    batch, length, channels = h.shape
     if h.numel() == 0:
         dh0.zero_()
         return
@@ -135,15 +117,10 @@ def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reve
         return
     dh, a, h = last_dim_contiguous(dh), last_dim_contiguous(a), h.resolve_conj().contiguous()
     h0 = h0.resolve_conj().resolve_neg().contiguous()
-    row = channels * (2 if h.is_complex() else 1)
-    kernels, span = _kernels(h.dtype, row, batch)
-    last, step = (0, 1) if reverse else (length - 1, -1)
-    kernels.backward(
-        *(describe(dh), describe(a), describe(h), h0.data_ptr(), da.data_ptr(), db.data_ptr(), dh0.data_ptr()),
-        *(batch, length, row, span, last, step),
-        jobs=batch * -(-row // span),
-        work=batch * length * row,
-    )
+    kernels, sizes, work = _kernels(h)
+    last, step = (0, 1) if reverse else (h.shape[1] - 1, -1)
+    places = describe(dh), describe(a), describe(h), *addresses(h0, da, db, dh0)
+    kernels.backward(*places, *sizes, last, step, **work)
 
 
 # FLOPs are counted for real numbers: a formula sees only shapes, and a complex step costs 8.
@@ -253,12 +230,6 @@ def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend
 _scan.record = differentiable_scan
 
 
-# --- the front door of the linear recurrence h_t = a_t h_{t-1} + b_t ---
-
-
-_COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-
-
 def linear_scan(
     a: Tensor,
     b: Shaped[Tensor, "B L *channels"],
@@ -330,7 +301,7 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
     flat_a = a.expand(b.shape).reshape(batch, length, -1)
     flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
     if out is not None and not torch.compiler.is_compiling() and all(map(has_numbers, (out, a, b, h0))):
-        scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
+        _scan_in_place(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
         increment_version(out)  # so that a graph that has saved it refuses to go on
         return out
     if backend == "reference":
@@ -342,11 +313,10 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     """Return the type that the arguments of a scan promote to."""
-    named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
-    for name, tensor in named.items():
+    require_tensor("b", b)
+    for name, tensor in {"a": a, "b": b, "h0": b if h0 is None else h0}.items():
         require_tensor(name, tensor)
-    for name, tensor in named.items():
-        if tensor.dtype not in HALF + _COMPUTED_AS_THEY_ARE:
+        if tensor.dtype not in HALF + _COMPUTED:
             expected = "float16, bfloat16, float32, float64, complex64 or complex128"
             raise TypeError(sentence(name, kind_of(tensor), expected, f"convert it, for example {name}.float()"))
         if tensor.device != b.device:

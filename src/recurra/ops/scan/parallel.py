@@ -20,6 +20,7 @@ from recurra.checks import kind_of, sentence
 from recurra.ops._operator import HALF
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.scan.operator import check_shapes, common_dtype, linear_scan, previous_states
+from recurra.state import last_step
 
 
 def sharded_scan(
@@ -96,7 +97,7 @@ class _ShardedScan(torch.autograd.Function):
         entering = start if rank == 0 else torch.zeros_like(start)
         h = linear_scan(a, b, entering, backend=backend)
         flag = torch.full_like(entering[:1].flatten()[:1], float(records))
-        gathered = _gather([a.prod(1), _last(h, entering), flag], group)
+        gathered = _gather([a.prod(1), last_step(h, entering), flag], group)
         products = [product for product, _, _ in gathered]
         asked = torch.cat([flag for _, _, flag in gathered]).real.tolist()
         if 0 < sum(asked) < len(asked):
@@ -134,10 +135,6 @@ class _ShardedScan(torch.autograd.Function):
             g, leaving = walk_back(c)
         da = g * previous_states(h, entering, reverse=False).conj() if a.shape[1] else torch.zeros_like(a)
         return da, g, leaving if rank == 0 else nothing, None, None, None
-
-
-def _last(h: Tensor, entering: Tensor) -> Tensor:
-    return h[:, -1] if h.shape[1] else entering
 
 
 def _gather(tensors: list[Tensor], group: Any) -> list[list[Tensor]]:

@@ -12,8 +12,6 @@ from torch.utils import _pytree as pytree
 
 from recurra.checks import require_choice, require_tensor, sentence
 
-# --- the linear recurrence in plain torch: on any device, of any dtype, differentiable any number of times ---
-
 
 def linear_scan_reference(
     a: Shaped[Tensor, "B L D"], b: Shaped[Tensor, "B L D"], h0: Shaped[Tensor, "B D"], reverse: bool
@@ -26,19 +24,14 @@ def linear_scan_reference(
     return torch.stack(states[::-1] if reverse else states, dim=1)
 
 
-# --- parallel prefix scans over any associative operator: the textbook's algorithms, in plain torch ---
-#
-# A scan under an operator * turns x_1, x_2, ..., x_L into x_1, x_1 * x_2, ..., x_1 * ... * x_L. For the linear
-# recurrence h_t = a_t h_{t-1} + b_t the elements are pairs (a_t, b_t), and the operator is (a, b) * (a', b') = (a a',
-# a' b + b') (GateLoop (12)-(13), GateLoop App. B): see `linear_recurrence`.
-
-
 _Combine: TypeAlias = Callable[[Any, Any], Any]
 _Leaves: TypeAlias = list[Tensor]
 
 
 def associative_scan(combine: _Combine, leaves: Any, *, method: str = "blelloch", reverse: bool = False) -> Any:
-    """Scan a sequence along dimension 1 with an associative operator (GateLoop (12)).
+    """Scan a sequence along dimension 1 with an associative operator: x_1, x_1 * x_2, ..., x_1 * ... * x_L.
+
+    This is GateLoop (12). `linear_recurrence` is the operator of h_t = a_t h_{t-1} + b_t.
 
     Args:
         combine: `combine(earlier, later)` of two pytrees like `leaves`, for many positions at once: dimension 1 holds
@@ -63,7 +56,12 @@ def associative_scan(combine: _Combine, leaves: Any, *, method: str = "blelloch"
     tensor([[ 3,  4, 11, 11, 15, 16, 22, 25]])
     """
     tensors, structure = pytree.tree_flatten(leaves)
-    _check(tensors, method)
+    require_choice(_METHODS, method=method)
+    for leaf in tensors:
+        require_tensor("a leaf", leaf)
+    shapes = [tuple(leaf.shape) for leaf in tensors]
+    if not shapes or any(len(shape) < 2 or shape[1] != shapes[0][1] for shape in shapes):
+        raise ValueError(sentence("leaves", f"a pytree of shapes {shapes}", "(B, L, ...) for each, with one L"))
     if tensors[0].shape[1] == 0:
         return leaves
 
@@ -146,25 +144,7 @@ def _interleave(first: _Leaves, second: _Leaves) -> _Leaves:
     return woven
 
 
-_METHODS: dict[str, Callable[[_Combine, _Leaves], _Leaves]] = {
-    "blelloch": _blelloch,
-    "hillis_steele": _hillis_steele,
-    "sequential": _sequential,
-}
-
-
-def _check(tensors: list[Any], method: str) -> None:
-    require_choice(_METHODS, method=method)
-    if not tensors:
-        raise ValueError(sentence("leaves", "a pytree without tensors", "at least one (B, L, ...)"))
-    for leaf in tensors:
-        require_tensor("a leaf", leaf)
-    shapes = [tuple(leaf.shape) for leaf in tensors]
-    if any(len(shape) < 2 or shape[1] != shapes[0][1] for shape in shapes):
-        raise ValueError(sentence("leaves", f"a pytree of shapes {shapes}", "(B, L, ...) for each, with one L"))
-
-
-# --- the linear recurrence with one dense matrix, h_t = A h_{t-1} + b_t, on a tree, with A's powers made once ---
+_METHODS = {"blelloch": _blelloch, "hillis_steele": _hillis_steele, "sequential": _sequential}
 
 
 def matrix_scan(
@@ -174,17 +154,9 @@ def matrix_scan(
 
     The way up combines neighbouring steps into A b_1 + b_2 with the matrix A^2; the recurrence of half the length is
     solved in the same way; on the way down every other state follows from the one before it. That is Blelloch's scan
-    for an A that is the same at every step: it squares one matrix per level, where
-    `recurra.ops.scan.reference.associative_scan` with `matrix_recurrence` would multiply one per step.
-
-    Args:
-        matrix: A.
-        b: the inputs, in the same type.
-        h0: the state before the first step.
-
-    Returns:
-        h, (B, L, N), for any L. It takes 2 B L N^2 + N^3 log2(L) multiply-adds (a loop over the steps: B L N^2),
-        2 log2(L) products in a row instead of L, and the memory of two to three times b.
+    for an A that is the same at every step: it squares one matrix per level, where `associative_scan` with
+    `matrix_recurrence` would multiply one per step. It takes 2 B L N^2 + N^3 log2(L) multiply-adds (a loop over the
+    steps: B L N^2), 2 log2(L) products in a row instead of L, and the memory of two to three times b.
     """
     if b.shape[1] == 0:
         return b
@@ -205,15 +177,8 @@ def _from_zero(matrix: Tensor, b: Tensor) -> Tensor:
     return torch.cat([pairs, h_even[:, n_odd:]], 1)
 
 
-# --- running maxima over time, for the stabilisers of exponentials ---
-
-
 def running_maximum(x: Float[Tensor, "B L *rest"]) -> Float[Tensor, "B L *rest"]:
-    """Return the largest of the numbers up to each step; a single step is returned as it is.
-
-    >>> running_maximum(torch.tensor([[3.0, 1.0, 7.0, 0.0]]))
-    tensor([[3., 3., 7., 7.]])
-    """
+    """Return the largest of the numbers up to each step; a single step is returned as it is."""
     is_one_step = not isinstance(x.shape[1], torch.SymInt) and x.shape[1] == 1
     return x if is_one_step else x.cummax(1).values
 

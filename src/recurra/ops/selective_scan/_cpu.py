@@ -11,11 +11,9 @@ forward kernel keeps the states before every `STEPS`th step; the backward kernel
 over channels tile by tile (the caller adds the tiles).
 """
 
-from functools import cache
-
 from numba import prange
 
-from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
+from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vector_math import exp
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -30,10 +28,8 @@ from recurra.ops._toolkit.vectors import (
     zeros,
 )
 
-TILE = 4 * WIDTH
-"""Channels of a job: with 16 modes, states and eigenvalues fill 8 KiB."""
-STEPS = 16
-"""Steps between kept states: so kept states take as much memory as the inputs, and a block fits the cache."""
+TILE = 4 * WIDTH  # channels of a job: with 16 modes, states and eigenvalues fill 8 KiB
+STEPS = 16  # between kept states: so these take as much memory as the inputs, and a block fits the cache
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 _AHEAD = 4  # steps: how far ahead of the walk rows are fetched
 
@@ -118,7 +114,8 @@ def _clear(address, count):  # type: ignore[no-untyped-def]
         store(address, i, _ONE, zeros(_ONE))
 
 
-def _forward(x, step, a, b, c, h, y, kept, scratch, batch, length, row, n_modes, size, workers):  # type: ignore[no-untyped-def]
+@Kernel
+def selective_forward(x, step, a, b, c, h, y, kept, scratch, batch, length, row, n_modes, size, workers):  # type: ignore[no-untyped-def]
     """Fill y (batch, length, row) and kept, and turn h (batch, n_modes, row) from the first state into the last."""
     tiles, n_blocks = (row + TILE - 1) // TILE, (length + STEPS - 1) // STEPS
     for worker in prange(workers):
@@ -142,7 +139,8 @@ def _forward(x, step, a, b, c, h, y, kept, scratch, batch, length, row, n_modes,
             _copy_tile(h_tile, state, n_modes, row, width, False)
 
 
-def _backward(  # type: ignore[no-untyped-def]
+@Kernel
+def selective_backward(  # type: ignore[no-untyped-def]
     dy, x, step, a, b, c, kept, g, dx, dstep, da, db, dc, scratch, batch, length, row, n_modes, size, workers
 ):
     """Fill dx, dstep, da (batch, n_modes, row), db and dc (tiles, batch, length, n_modes); g from last to first."""
@@ -198,9 +196,3 @@ def _backward(  # type: ignore[no-untyped-def]
                     _inputs_back(x_t, s_t, w, u, dx + at, dstep + at, vectors, width, _ONE)
             _copy_tile(g_tile, g + corner, n_modes, row, width, False)
             _copy_tile(da_tile, da + corner, n_modes, row, width, False)
-
-
-@cache
-def selective_kernels() -> KernelPair:
-    """Return both kernels, which take the addresses of dense float32 tensors; they compile when first called."""
-    return KernelPair(Kernel(_forward), Kernel(_backward))

@@ -1,6 +1,6 @@
-"""The selective scan by its two kernels, as torch operators with derivatives.
+"""The selective scan: its front door, and its two kernels as torch operators with derivatives.
 
-Inputs are those of `selective_scan`, all float32 on the CPU. Neither pass keeps the states of all steps: the forward
+Neither pass keeps the states of all steps: the forward
 pass keeps every sixteenth, which takes as much memory as x with 16 modes, and the backward pass computes the others
 again.
 """
@@ -17,19 +17,6 @@ from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops.selective_scan.reference import at_once, in_pieces
 
 _INPUTS = "Tensor x, Tensor step, Tensor a, Tensor b, Tensor c, Tensor h0"
-
-
-def _kernels_take(*tensors: Tensor) -> bool:
-    """Return whether the kernels can run: eagerly, in float32 on the CPU, for two or more steps of the first tensor."""
-    if NUMBA_IS_MISSING or torch.compiler.is_compiling() or transforms_are_active():
-        return False
-    return tensors[0].shape[1] > 1 and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
-
-
-def _by_kernels(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute (y, last h), with derivatives of any order."""
-    y, last, _ = _selective_scan(x, step, a, b, c, h0)
-    return y, last
 
 
 def _check(x, step, a, b, c, h0, keep=False):  # type: ignore[no-untyped-def]
@@ -71,12 +58,12 @@ def _run(results, x, step, a, b, c, h0, keep):  # type: ignore[no-untyped-def]
     if 0 in (x.numel(), a.shape[1]):
         y.zero_()
         return
-    from recurra.ops.selective_scan._cpu import selective_kernels
+    from recurra.ops.selective_scan._cpu import selective_forward
 
     inputs = [tensor.resolve_neg().contiguous() for tensor in (x, step, a.t(), b, c)]
     sizes, scratch, work = _work(x, a.shape[1])
     kept_address = kept.data_ptr() if keep else 0
-    selective_kernels().forward(*addresses(*inputs, last, y), kept_address, scratch.data_ptr(), *sizes, **work)
+    selective_forward(*addresses(*inputs, last, y), kept_address, scratch.data_ptr(), *sizes, **work)
 
 
 def _check_back(dy, dlast, x, step, a, b, c, h0, kept):  # type: ignore[no-untyped-def]
@@ -98,14 +85,12 @@ def _run_back(results, dy, dlast, x, step, a, b, c, h0, kept):  # type: ignore[n
         for gradient in results[:5]:
             gradient.zero_()
         return
-    from recurra.ops.selective_scan._cpu import TILE, selective_kernels
+    from recurra.ops.selective_scan._cpu import TILE, selective_backward
 
     sizes, scratch, work = _work(x, a.shape[1])
     inputs = [tensor.resolve_neg().contiguous() for tensor in (dy, x, step, a.t(), b, c, kept)]
     parts_a, parts_b, parts_c = x.new_empty(h0.shape), *(x.new_empty(-(-x.shape[2] // TILE), *b.shape) for _ in "bc")
-    selective_kernels().backward(
-        *addresses(*inputs, dh0, dx, dstep, parts_a, parts_b, parts_c, scratch), *sizes, **work
-    )
+    selective_backward(*addresses(*inputs, dh0, dx, dstep, parts_a, parts_b, parts_c, scratch), *sizes, **work)
     for parts, gradient in ((parts_a, da.t()), (parts_b, db), (parts_c, dc)):
         torch.sum(parts, 0, out=gradient)
 
@@ -140,9 +125,6 @@ def _backward(gradients, saved, needs):  # type: ignore[no-untyped-def]
 _selective_scan = Differentiable(_forward, _backward, n_inputs=6, reference=at_once, constant=(2,))
 
 
-# --- the front door of the selective scan ---
-
-
 def selective_scan(
     x: Float[Tensor, "B L D"],
     step: Float[Tensor, "B L D"],
@@ -169,6 +151,7 @@ def selective_scan(
     Returns:
         y and the last state.
     """
-    if _kernels_take(x, step, a, b, c, h0):
-        return _by_kernels(x, step, a, b, c, h0)
+    fits = all(x.dtype == torch.float32 and x.is_cpu for x in (x, step, a, b, c, h0)) and not NUMBA_IS_MISSING
+    if fits and x.shape[1] > 1 and not torch.compiler.is_compiling() and not transforms_are_active():
+        return _selective_scan(x, step, a, b, c, h0)[:2]  # type: ignore[return-value]
     return in_pieces(x, step, a, b, c, h0)

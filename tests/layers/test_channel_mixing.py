@@ -1,8 +1,22 @@
-"""The token shift: padding may stand anywhere, and is not read."""
+"""The block-diagonal layer, and the token shift."""
 
+import pytest
 import torch
 
-from recurra.layers.feed_forward import with_previous
+from recurra.layers.feed_forward import BlockDiagonalLinear, with_previous
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 6])
+def test_it_is_a_dense_layer_with_zeros(n_heads):
+    layer, x = BlockDiagonalLinear(6, n_heads).double(), torch.randn(2, 3, 6, dtype=torch.float64)
+    torch.nn.init.normal_(layer.bias)
+    dense = torch.block_diag(*layer.weight)
+    torch.testing.assert_close(layer(x), x @ dense + layer.bias, rtol=1e-12, atol=1e-13)
+
+
+def test_outputs_start_with_the_variance_of_the_inputs():
+    layer, x = BlockDiagonalLinear(512, 4), torch.randn(1, 200, 512)
+    assert layer(x).var().item() == pytest.approx(1, rel=0.1)
 
 
 def test_the_step_before_is_the_counted_one():

@@ -1,9 +1,9 @@
-"""Root mean square normalisation against torch's, and its precision."""
+"""Norms against torch, and their precision."""
 
 import torch
 from torch import nn
 
-from recurra.layers.norms import RMSNorm
+from recurra.layers.norms import RMSNorm, unit_length
 
 
 def test_it_is_torch_s_with_gradients():
@@ -37,3 +37,16 @@ def test_zeros_stay_zeros_with_finite_gradients():
     y.sum().backward()
     assert y.eq(0).all()
     assert x.grad.isfinite().all()
+
+
+def test_lengths_are_one_and_directions_stay():
+    x = torch.randn(3, 4, 7, dtype=torch.float64) * 100
+    y = unit_length(x)
+    torch.testing.assert_close(y, x / torch.linalg.vector_norm(x, dim=-1, keepdim=True), rtol=1e-9, atol=1e-9)
+
+
+def test_a_vector_of_zeros_stays_and_has_a_finite_gradient():
+    x = torch.zeros(2, 3, requires_grad=True)
+    y = unit_length(x)
+    assert y.eq(0).all()
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
