@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from recurra.decoding._products import BLOCK, rounded
 from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear, pack_linear_layers
-from recurra.layers.filters import ImplicitFilters
+from recurra.layers.convolution import ImplicitFilters
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]

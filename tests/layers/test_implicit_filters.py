@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from recurra.layers.filters import _LONG, ImplicitFilters, convolve_window
+from recurra.layers.convolution import _LONG, ImplicitFilters, convolve_window
 
 
 @torch.no_grad()

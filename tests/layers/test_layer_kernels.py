@@ -7,8 +7,7 @@ from recurra import gate_loop
 from recurra.layers.convolution import _shifted_products_reference, shifted_products
 from recurra.layers.cross_entropy import _cross_entropy_reference, cross_entropy
 from recurra.layers.features import LOWEST, _positive_features_reference, positive_features
-from recurra.layers.positions import rotate
-from recurra.layers.turned import _turned_reference, turned
+from recurra.layers.positions import _turned_reference, rotate, turned
 from recurra.ops.cells.gru import (
     GRUCell,
     HiddenWeights,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.filters import _LONG
+from recurra.layers.convolution import _LONG
 from recurra.mixers.hyena import Hyena, HyenaState
 
 D_MODEL = 3

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.convolution import ShortConvolution
-from recurra.layers.filters import ImplicitFilters, convolve_window
+from recurra.layers.convolution import ImplicitFilters, ShortConvolution, convolve_window
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
@@ -31,8 +30,8 @@ class Hyena(Mixer):
     GateLoop section 3.1).
 
     x_1 ... x_order and v are short convolutions of linear projections of x, the filters h_n are implicit
-    (`recurra.layers.filters`), and each convolution has a skip. As in the published code, `order` gates have order - 1
-    long convolutions between them.
+    (`recurra.layers.convolution`), and each convolution has a skip. As in the published code, `order` gates have
+    order - 1 long convolutions between them.
 
     The published filters are as long as the training sequences. Here they have `window` steps, so the state, the inputs
     that filters still reach, is bounded. Gradients flow through it. The filters are computed in each call; long pieces

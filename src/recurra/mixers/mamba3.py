@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_choice, require_heads
 from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.positions import turn, turned
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
-from recurra.layers.turned import turn, turned
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer

@@ -16,7 +16,7 @@ from recurra.decoding.linear import _decoding_linear
 from recurra.layers.convolution import shifted_products
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.features import positive_features
-from recurra.layers.turned import turned
+from recurra.layers.positions import turned
 from recurra.ops.cells.gru import GRUCell, HiddenWeights, RecurrentWeights, gru_after, gru_sequence
 from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 from recurra.ops.gate_loop.fused import Planes

@@ -98,18 +98,18 @@ def test_a_card_reads_the_file_that_the_environment_names(table, written, monkey
 
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Properties)
     monkeypatch.setenv("RECURRA_TILES", str(written(table)))
-    triton_tiles._tiles_for.cache_clear()
+    triton_tiles.forget()
     call = "fused", torch.bfloat16, True, torch.device("cuda", 0)
     assert tiles_for(*call) == OWN
     written(with_entry(table, "Card C", "9.0", "fused", "bfloat16 complex", OTHER))
     assert tiles_for(*call) == OWN, "the file is read once"
-    triton_tiles._tiles_for.cache_clear()
+    triton_tiles.forget()
     assert tiles_for(*call) == OTHER
     monkeypatch.setattr(triton_tiles, "TABLE", written(table).rename(tmp_path / "package.json"))
     written(with_entry({}, "Card C", "9.0", "chunk", "float32", ChunkTiles(span=128)))
-    triton_tiles._tiles_for.cache_clear()
+    triton_tiles.forget()
     assert tiles_for(*call) == OWN, "what the file leaves open, the package says"
-    triton_tiles._tiles_for.cache_clear()
+    triton_tiles.forget()
 
 
 def test_sizes_are_tried_for_one_kernel_and_a_while(table):

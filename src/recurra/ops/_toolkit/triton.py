@@ -113,7 +113,8 @@ def read_table(path: Path) -> Table:
     """Read a table of sizes, and refuse those that no kernel takes."""
     content = read_json(path, "the table of tiles")
     require(content.get("format") == FORMAT, f"the format of {path}", content.get("format"), f"{FORMAT}")
-    return merged({}, content["devices"])
+    merged({}, content["devices"])
+    return content["devices"]
 
 
 def with_entry(table: Table, device: str, capability: str, kernel: str, key: str, tiles: Tiles) -> Table:
@@ -142,6 +143,11 @@ def trying(kernel: str, tiles: Tiles) -> Iterator[None]:
     finally:
         _tried.clear()
         _tried.update(before)
+
+
+def forget() -> None:
+    """Read the table again in the next call."""
+    _tiles_for.cache_clear()
 
 
 # What kernels share: a plan that fills the card, the places of a program, loads, stores and products.
