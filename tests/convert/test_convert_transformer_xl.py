@@ -15,21 +15,21 @@ from recurra.convert.transformer_xl import transformer_xl_from_original
 VOCABULARY, D_MODEL, HEADS, D_HEAD, D_INNER, LAYERS = 13, 8, 2, 3, 10, 2
 CUTOFFS = [4, 7, 10]
 SEGMENT, MEMORY = 4, 6
-ASKED = {"tgt_len": SEGMENT, "mem_len": MEMORY, "pre_lnorm": False, "same_length": False, "clamp_len": -1}
+ASKED = {"segment_length": SEGMENT, "mem_len": MEMORY, "norm": "post", "same_length": False, "clamp_len": None}
 CASES = {
     "ptb": {},
     "wt103-base": {"cutoffs": CUTOFFS},
     "wt103-large": {"cutoffs": CUTOFFS, "div_val": 2},
-    "narrow-embedding": {"cutoffs": CUTOFFS, "d_embed": 6},
-    "untied": {"cutoffs": CUTOFFS, "div_val": 2, "tie_weight": False, "tie_projs": [False] * 4},
-    "own-biases": {"untie_r": True},
-    "pre-norm": {"pre_lnorm": True},
+    "narrow-embedding": {"cutoffs": CUTOFFS, "d_embedding": 6},
+    "untied": {"cutoffs": CUTOFFS, "div_val": 2, "tie_embeddings": False, "tie_projections": [False] * 4},
+    "own-biases": {"share_biases": False},
+    "pre-norm": {"norm": "pre"},
     "same-length": {"same_length": True, "clamp_len": 3},
     "short-memory": {"mem_len": 2, "same_length": True},
 }
 
 
-def published_weights(cutoffs=(), div_val=1, d_embed=D_MODEL, **options) -> dict[str, torch.Tensor]:
+def published_weights(cutoffs=(), div_val=1, d_embedding=D_MODEL, **options) -> dict[str, torch.Tensor]:
     """Random weights in float64, named and shaped as the original code saves them."""
 
     def draw(*shape, mean=0.0):
@@ -37,24 +37,24 @@ def published_weights(cutoffs=(), div_val=1, d_embed=D_MODEL, **options) -> dict
 
     channels, edges = HEADS * D_HEAD, [0, *cutoffs, VOCABULARY]
     tables = [VOCABULARY] if div_val == 1 else [high - low for low, high in itertools.pairwise(edges)]
-    widths = [d_embed // div_val**i for i in range(len(edges) - 1)]
+    widths = [d_embedding // div_val**i for i in range(len(edges) - 1)]
     weights = {"pos_emb.inv_freq": (1 / 10000 ** (torch.arange(0.0, D_MODEL, 2.0) / D_MODEL)).double()}
     for i, rows in enumerate(tables):
         weights[f"word_emb.emb_layers.{i}.weight"] = draw(rows, widths[i])
         weights[f"crit.out_layers.{i}.weight"] = draw(rows, widths[i])
         weights[f"crit.out_layers.{i}.bias"] = draw(rows)
-        if options.get("tie_weight", True):
+        if options.get("tie_embeddings", True):
             weights[f"crit.out_layers.{i}.weight"] = weights[f"word_emb.emb_layers.{i}.weight"]
-    if div_val > 1 or d_embed != D_MODEL:
+    if div_val > 1 or d_embedding != D_MODEL:
         for i in range(len(tables)):
             weights[f"word_emb.emb_projs.{i}"] = draw(D_MODEL, widths[i])
-        tied = options.get("tie_projs", [False] + [True] * len(cutoffs))
+        tied = options.get("tie_projections", [False] + [True] * len(cutoffs))
         for i in range(len(edges) - 1):
             weights[f"crit.out_projs.{i}"] = draw(D_MODEL, widths[i])
             if tied[i]:
                 weights[f"crit.out_projs.{i}"] = weights[f"word_emb.emb_projs.{i if div_val > 1 else 0}"]
     if cutoffs:
-        weights |= {"crit.cluster_weight": draw(len(cutoffs), d_embed), "crit.cluster_bias": draw(len(cutoffs))}
+        weights |= {"crit.cluster_weight": draw(len(cutoffs), d_embedding), "crit.cluster_bias": draw(len(cutoffs))}
     for layer in range(LAYERS):
         attention, feed_forward = f"layers.{layer}.dec_attn", f"layers.{layer}.pos_ff"
         weights[f"{attention}.qkv_net.weight"] = draw(3 * channels, D_MODEL)
@@ -66,9 +66,9 @@ def published_weights(cutoffs=(), div_val=1, d_embed=D_MODEL, **options) -> dict
         weights[f"{feed_forward}.CoreNet.3.bias"] = draw(D_MODEL)
         for part in (attention, feed_forward):
             weights |= {f"{part}.layer_norm.weight": draw(D_MODEL, mean=1.0), f"{part}.layer_norm.bias": draw(D_MODEL)}
-        if options.get("untie_r"):
+        if not options.get("share_biases", True):
             weights |= {f"{attention}.r_w_bias": draw(HEADS, D_HEAD), f"{attention}.r_r_bias": draw(HEADS, D_HEAD)}
-    if not options.get("untie_r"):
+    if options.get("share_biases", True):
         weights |= {"r_w_bias": draw(HEADS, D_HEAD), "r_r_bias": draw(HEADS, D_HEAD)}
     return weights
 
@@ -76,10 +76,10 @@ def published_weights(cutoffs=(), div_val=1, d_embed=D_MODEL, **options) -> dict
 class Original:
     """What the original code computes for one stream, word by word."""
 
-    def __init__(self, weights, cutoffs=(), div_val=1, pre_lnorm=False, mem_len=MEMORY, **options):
+    def __init__(self, weights, cutoffs=(), div_val=1, norm="post", mem_len=MEMORY, **options):
         self.w, self.cutoffs, self.divided = weights, list(cutoffs), div_val > 1
-        self.pre, self.mem_len = pre_lnorm, mem_len
-        self.same_length, self.clamp_len = options.get("same_length", False), options.get("clamp_len", -1)
+        self.pre, self.mem_len = norm == "pre", mem_len
+        self.same_length, self.clamp_len = options.get("same_length", False), options.get("clamp_len")
         self.natural_order = options.get("natural_order", False)
         self.edges = [0, *self.cutoffs, VOCABULARY]
 
@@ -151,7 +151,7 @@ class Original:
         return n_queries - too_many if too_many > 0 else n_queries
 
     def position(self, distance):
-        if self.clamp_len > 0:
+        if self.clamp_len is not None:
             distance = min(distance, self.clamp_len)
         angles = [distance * rate for rate in self.w["pos_emb.inv_freq"].tolist()]
         waves = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
@@ -214,7 +214,7 @@ def hugging_face(weights):
 
 
 def test_hugging_face_s_names_and_its_order_of_clusters():
-    options = {"cutoffs": CUTOFFS, "div_val": 2, "untie_r": True}
+    options = {"cutoffs": CUTOFFS, "div_val": 2, "share_biases": False}
     weights, stream = published_weights(**options), torch.randint(VOCABULARY, (1, 9))
     found = convert(hugging_face(weights), **options)(stream)[0][0]
     expected, _ = Original(weights, **options, natural_order=True).run(stream[0].tolist())
@@ -284,7 +284,7 @@ def test_shapes_that_do_not_fit_are_named():
 
 def test_weights_that_are_not_tied_are_not_taken_for_tied():
     with pytest.raises(ValueError, match=r"word_emb\.emb_layers\.0\.weight and crit\.out_layers\.0\.weight differ"):
-        convert(published_weights(tie_weight=False))
+        convert(published_weights(tie_embeddings=False))
 
 
 def test_other_frequencies_are_refused():
@@ -303,11 +303,28 @@ def test_the_same_name_twice_is_refused():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"d_modle": 8}, TypeError, "no option d_modle; there are: .*d_model"),
-        ({"n_head": 3}, ValueError, "n_heads is given as 3; in the weights it is 2"),
-        ({"untie_r": True}, ValueError, "share_biases is given as False; in the weights it is True"),
+        ({"d_modle": 8}, TypeError, "unexpected keyword argument 'd_modle'"),
+        ({"n_heads": 3}, ValueError, "n_heads is given as 3; in the weights it is 2"),
+        ({"share_biases": False}, ValueError, "share_biases is given as False; in the weights it is True"),
     ],
 )
 def test_options_are_checked(options, error, message):
     with pytest.raises(error, match=message):
         convert(published_weights(), **options)
+
+
+@pytest.mark.parametrize("name", ["segment_length", "mem_len", "norm", "same_length", "clamp_len"])
+def test_what_the_weights_do_not_tell_is_asked_for(name):
+    """The last two of Hugging Face's weights alone: the two codes have other defaults."""
+    given = {option: value for option, value in ASKED.items() if option != name}
+    with pytest.raises(ValueError, match=f"{name} is missing; expected .*: the weights do not tell"):
+        transformer_xl_from_original(hugging_face(published_weights()), **given)
+    if name in ("same_length", "clamp_len"):
+        assert transformer_xl_from_original(published_weights(), **given).config.clamp_len is None
+
+
+def test_weights_of_absolute_attention_are_refused_plainly():
+    weights = published_weights()
+    weights["layers.0.dec_attn.kv_net.weight"] = torch.zeros(12, 8)
+    with pytest.raises(ValueError, match="absolute attention is not supported"):
+        convert(weights)

@@ -1,7 +1,7 @@
 """A trained language model apart from where it was trained: what all its formats on disk share."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from recurra._files.digests import content_digest
 from recurra._files.reading import parse_json, require_fields
 from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra._files.writing import replacing
-from recurra.checks import require, sentence
+from recurra.checks import sentence
 from recurra.data.tokenizers import BytePairEncoding, TextEncoder, Vocabulary
 from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
@@ -131,57 +131,6 @@ def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
 
 def _is_weight(name: Any, value: Any) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
-
-
-# --- options by the names of another code base: renamed, translated, neutral or refused by name ---
-
-
-class Neutral(NamedTuple):
-    """An option that the models here lack: which values change nothing, in words too, and how to mend the others."""
-
-    holds: Callable[[Any], bool]
-    expected: str
-    hint: str
-
-
-NO_CROSS_ATTENTION = {
-    "pruned_heads": Neutral(lambda value: not value, "none", "pruned heads are not supported"),
-    "is_decoder": Neutral(lambda value: not value, "False", "as published models have it"),
-    "add_cross_attention": Neutral(lambda value: not value, "False", "cross-attention is not supported"),
-    "cross_attention_hidden_size": Neutral(lambda value: value is None, "None", "cross-attention is not supported"),
-    "tie_encoder_decoder": Neutral(lambda value: not value, "False", "an encoder is not supported"),
-}
-"""What every config of transformers before 5 has."""
-
-
-def take_neutral(left: dict[str, Any], table: Mapping[str, Neutral]) -> None:
-    """Take out the options of a table."""
-    for name in table.keys() & left.keys():
-        value = left.pop(name)
-        require(table[name].holds(value), name, value, table[name].expected, table[name].hint)
-
-
-def renamed(
-    left: Mapping[str, Any],
-    own_names: Iterable[str],
-    names: Mapping[str, str],
-    translations: Mapping[str, Callable[[Any], Any]],
-) -> dict[str, Any]:
-    """Return the options of `left`, which have our names or theirs, by our names."""
-    known = set(own_names)
-    own: dict[str, Any] = {}
-    first_names: dict[str, str] = {}
-    if wrong := [name for name in left if names.get(name, name) not in known]:
-        raise TypeError(f"there is no option {', '.join(wrong)}; there are: {', '.join(sorted({*known, *names}))}")
-    for name, value in left.items():
-        own_name = names.get(name, name)
-        translated = translations[name](value) if name in translations and value is not None else value
-        if own_name in own and own[own_name] != translated:
-            other = first_names[own_name]
-            raise ValueError(sentence(name, repr(value), f"what says the same as {other} = {left[other]!r}"))
-        own[own_name] = translated
-        first_names.setdefault(own_name, name)
-    return own
 
 
 # --- a language model in one safetensors file: weights, and configuration and tokenizer in its metadata ---
