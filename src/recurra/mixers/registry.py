@@ -35,9 +35,14 @@ def create_mixer(name: str, d_model: int, **options: Any) -> Mixer:
     Raises:
         ValueError: the name or an option is unknown; the message lists those that exist.
     """
-    mixer = _mixers[name]
-    allowed = [parameter for parameter in inspect.signature(mixer).parameters if parameter != "d_model"]
+    allowed = mixer_options(name)
     unknown = [option for option in options if option not in allowed]
     if unknown:
         raise ValueError(f"mixer {name!r} has no option {', '.join(unknown)}; expected one of {', '.join(allowed)}")
-    return mixer(d_model, **options)
+    return _mixers[name](d_model, **options)
+
+
+def mixer_options(name: str) -> dict[str, Any]:
+    """Return the options of a mixer with their defaults."""
+    parameters = inspect.signature(_mixers[name]).parameters
+    return {option: parameter.default for option, parameter in parameters.items() if option != "d_model"}

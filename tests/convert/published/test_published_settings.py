@@ -2,16 +2,20 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
+import torch
 from tests.convert.published.conftest import CASES, ROTATION
+from transformers import AutoModelForCausalLM
 
+from recurra.convert.portable import PortableModel
+from recurra.convert.published._rules import read_config
 from recurra.convert.published._settings import Settings
-from recurra.convert.published.folder import ARCHITECTURES
+from recurra.convert.published.folder import ARCHITECTURES, to_huggingface
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 
+BASICS = {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 3}
 XLSTM = {
     "add_embedding_dropout": False,
     "add_forward_backend_padding": False,
@@ -31,31 +35,15 @@ XLSTM = {
 
 
 def config_of(model_type, entries):
-    settings = Settings(entries, "config.json")
-    config = ARCHITECTURES[model_type].config(settings)
-    settings.finish()
-    return config
+    return read_config(ARCHITECTURES[model_type], Settings(BASICS | entries, "config.json"))
 
 
-def test_xlstm_under_the_names_of_its_published_file():
-    config = config_of("xlstm", XLSTM)
+def test_the_names_of_published_files():
+    config = config_of("xlstm", XLSTM | {"hidden_size": 64})
     assert (config.d_model, config.n_layer, config.mixer_options["n_heads"]) == (64, 3, 4)
-
-
-@pytest.mark.parametrize("entry", [{"add_qk_norm": True}, {"add_post_blocks_norm": False}, {"cell_norm_eps": 1e-3}])
-def test_xlstm_of_another_form_is_refused(entry):
-    with pytest.raises(ValueError, match=rf"^{next(iter(entry))} in config.json is .*, which is not supported"):
-        config_of("xlstm", XLSTM | entry)
-
-
-@pytest.mark.parametrize(("key", "theirs"), [("hidden_size", "embedding_dim"), ("num_hidden_layers", "num_blocks")])
-def test_sizes_that_contradict_each_other_are_refused(key, theirs):
-    with pytest.raises(ValueError, match=rf"^{theirs} is {XLSTM[theirs]}; expected that of {key}, 128"):
-        config_of("xlstm", XLSTM | {key: 128})
-
-
-def test_recurrent_gemma_under_the_names_of_its_published_file():
-    entries = {"_block_types": ["recurrent", "attention"], "embeddings_scale_by_sqrt_dim": True, "num_hidden_layers": 3}
+    with pytest.raises(ValueError, match=r"^embedding_dim in .* is 64; expected that of hidden_size, 128"):
+        config_of("xlstm", XLSTM | {"hidden_size": 128})
+    entries = {"_block_types": ["recurrent", "attention"], "embeddings_scale_by_sqrt_dim": True}
     assert config_of("recurrent_gemma", entries).mixer == ["rg-lru", "rotary-attention", "rg-lru"]
 
 
@@ -97,72 +85,77 @@ def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
             assert found == "made" or is_sentence or "Storage size calculation overflowed" in found, (key, wrong, found)
 
 
+MAMBA = {"selection_norm": 1e-5, "selection_scales": True}
+ATTENTION = {"n_heads": 2, "norm_epsilon": 1e-5, "window": None}
+GRIFFIN = {"n_heads": 2, "rotated_share": 0.5, "window": 5, "output_bias": True}
+JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
+DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
+SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
+HYBRIDS: dict[str, dict] = {
+    "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
+    "attention first": {"rotary-attention": JAMBA, "mamba": MAMBA},
+    "jamba without attention": {"mamba": MAMBA},
+    "qwen3-next": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
+}
+
+
+def portable(options, mixers=None, **changes) -> PortableModel:
+    mixers = mixers or list(options)
+    shape = {**SHAPE, "biases": False, "n_layer": len(mixers), **changes}
+    config = LanguageModelConfig(mixer=mixers, mixer_options=options, **shape)
+    return PortableModel(LanguageModel(config).eval(), None)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_our_own_hybrid_of_published_shape_is_exported(name, tmp_path):
+    ours, tokens = portable(HYBRIDS[name]), torch.randint(50, (2, 21))
+    to_huggingface(ours, tmp_path / "theirs")
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.model(tokens)[0], peer(tokens, use_cache=False).logits, rtol=1e-5, atol=1e-5)
+
+
+def griffin(**options) -> PortableModel:
+    others = {"feed_forward": "geglu-tanh", "norm_epsilon": 1e-6, "biases": True, "embedding_scale": 2.828125}
+    return portable({"rg-lru": {"n_heads": 2}, "rotary-attention": GRIFFIN | options}, logit_cap=30.0, **others)
+
+
+def test_a_griffin_is_written(tmp_path):
+    to_huggingface(griffin(), tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["attention_window_size"] == 5
+
+
+MAMBA_2_LAYERS = ["rotary-attention", "rotary-attention", "mamba"]
+RWKV = {"rwkv4": {}, "rwkv4-channel-mixing": {}}
+LAYER_NORM = {"d_channel_mixing": 0, "feed_forward": "gelu", "norm": "layer"}
+PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
+
+
 @pytest.mark.parametrize(
-    ("model_type", "entry", "message"),
+    ("make", "message"),
     [
-        ("recurrent_gemma", {"rope_parameters": [1]}, r"^rope_parameters in c.json is \[1\]; expected an object$"),
-        ("recurrent_gemma", {"rope_theta": None}, "^rope_theta in c.json is None; expected a finite number$"),
-        ("qwen3_next", {"mlp_only_layers": 3}, "^mlp_only_layers in c.json is 3; expected a list of whole numbers$"),
-        ("qwen3_next", {"num_experts": -1}, "^num_experts in c.json is -1; expected a whole number from 0 to"),
         (
-            "jamba",
-            {"mamba_dt_rank": 0.5},
-            "^mamba_dt_rank in c.json is 0.5; expected a whole number above 0, null or 'auto'",
+            lambda: portable({"gateloop": {}}),
+            r"mixer is \['gateloop'\]; expected one that transformers has",
         ),
-        (
-            "qwen3_next",
-            {"partial_rotary_factor": 5, "num_experts": 0},
-            "^partial_rotary_factor is 5.0; expected a share from 0 to 1$",
-        ),
-        ("xlstm", {"qk_dim_factor": math.nan}, "^qk_dim_factor in c.json is nan; expected a finite number$"),
-        ("xlstm", {"v_dim_factor": 1e308}, r"^v_dim_factor \* hidden_size is inf; expected a number of channels$"),
-        (
-            "rwkv",
-            {"num_hidden_layers": 10**9},
-            "^num_hidden_layers in c.json is 10{9}; expected a .* from 1 to 1000000$",
-        ),
+        (lambda: portable({"mamba": {}}, **PLAIN, biases=True), "biases True instead of False; .* MambaForCausalLM"),
+        (lambda: portable({"mamba": MAMBA}, **PLAIN), "selection_scales True instead of False of mamba; .* a FalconM"),
+        (lambda: portable({"mamba": {}}), r"selection_scales False instead of True of mamba; .* a JambaF"),
+        (lambda: portable({"mamba": MAMBA | {"selection_norm": 1e-6}}), "selection_norm 1e-06 instead of 1e-05"),
+        (lambda: portable(HYBRIDS["jamba"], MAMBA_2_LAYERS), "expected attention at equal distances"),
+        (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA | {"window": 5}}), "window 5 instead of None"),
+        (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA | {"d_head": 6}}), r"qkv\.weight \(36, 8\)"),
+        (lambda: portable({"gated-delta-net": DELTA | {"negative_eigenvalues": True}}), "negative_eigenvalues True in"),
+        (lambda: portable({"gated-delta-net": DELTA | {"norm_epsilon": 1e-6}}), "norm_epsilon 1e-06 instead of 1e-05"),
+        (lambda: griffin(window=None), "attention_window_size in .* is missing"),
+        (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),
+        (lambda: griffin(output_bias=False), "output_bias False instead of True of rotary-attention"),
+        (lambda: griffin(n_heads=1), "n_heads 1 instead of 2 of rotary-attention"),
+        (lambda: portable(RWKV, **LAYER_NORM), "embedding_norm False instead of True; .* a RwkvForCausalLM"),
+        (lambda: portable({"rwkv4": {}}, **LAYER_NORM, embedding_norm=True), "n_layer 1 instead of 2"),
     ],
-    ids=str,
 )
-def test_an_entry_of_another_kind_is_refused_by_name(model_type, entry, message):
+def test_shapes_that_no_class_of_transformers_has_are_not_written(make, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        ARCHITECTURES[model_type].config(Settings({"num_experts": 1, **entry}, "c.json"))
-
-
-def griffin(**options) -> LanguageModelConfig:
-    return LanguageModelConfig(
-        vocab_size=9,
-        n_layer=2,
-        d_model=16,
-        d_channel_mixing=8,
-        mixer=["rg-lru", "rotary-attention"],
-        mixer_options={
-            "rg-lru": {"n_heads": 4},
-            "rotary-attention": {"n_heads": 4, "rotated_share": 0.5, "window": 5, "output_bias": True, **options},
-        },
-    )
-
-
-def test_a_griffin_is_written_with_its_own_defaults():
-    architecture = ARCHITECTURES["recurrent_gemma"]
-    config = replace(griffin(), mixer_options={"rg-lru": {"n_heads": 4}, "rotary-attention": {"output_bias": True}})
-    settings = architecture.settings(config)
-    assert settings["attention_window_size"] == 128
-    assert settings["rope_parameters"]["partial_rotary_factor"] == 1.0
-    assert len(architecture.rules(replace(config, mixer_options={"rotary-attention": {}}))) > 10
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("window", None), ("rotation_base", 5e5), ("output_bias", False), ("n_heads", 2), ("d_head", 8)],
-)
-def test_a_griffin_that_transformers_does_not_have_is_refused(option, value):
-    with pytest.raises(ValueError, match=rf"^{option} of rotary-attention is {value}; expected"):
-        ARCHITECTURES["recurrent_gemma"].settings(griffin(**{option: value}))
-
-
-def test_a_falcon_with_scales_is_refused():
-    options = {"selection_norm": 1e-6, "selection_scales": True}
-    config = LanguageModelConfig(9, None, 1, 16, 0, mixer="mamba", mixer_options=options)
-    with pytest.raises(ValueError, match=r"^selection_scales of mamba is True; expected False"):
-        ARCHITECTURES["falcon_mamba"].fits(config)
+        to_huggingface(make(), tmp_path / "no")
+    assert not (tmp_path / "no").exists()

@@ -1,4 +1,4 @@
-"""How weights here and in another code base correspond: rules that are read in both directions."""
+"""What a converter knows of a published architecture: its config.json, and rules for weights, read both ways."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recurra.checks import require, sentence
-from recurra.convert.published._settings import Settings
+from recurra.checks import sentence
+from recurra.convert.published._settings import MOST_LAYERS, Settings
+from recurra.mixers.registry import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
 _N_SHOWN = 5
@@ -22,32 +23,29 @@ class Rule(NamedTuple):
     own: str
     """A pattern of the parameter's names here, matched in full."""
     theirs: tuple[str, ...]
-    """The names there, in which `\\1` stands for the pattern's first group."""
+    """The names there, with the pattern's groups."""
     read: Callable[..., Tensor] = lambda tensor: tensor
     """Makes the parameter from their tensors."""
     write: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
     """Makes their tensors from the parameter."""
 
 
-def plain_rules(own: str, theirs: str, names: Mapping[str, str], suffix: str = "") -> list[Rule]:
-    """Rules for parameters that only have other names there; `suffix` follows both names."""
-    return [
-        Rule(rf"{own}\.{re.escape(name + suffix)}", (f"{theirs}.{other}{suffix}",)) for name, other in names.items()
-    ]
+class Block(NamedTuple):
+    """A block of a stack: its number, and its mixer's name and options, with their defaults."""
 
+    number: int
+    mixer: str
+    options: dict[str, Any]
+    d_model: int
 
-def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
-    """A parameter whose rows are those of several tensors there, of these sizes, one after the other."""
-    return Rule(own, tuple(theirs), lambda *parts: torch.cat(parts), lambda whole: whole.split(list(sizes)))
-
-
-def one_more(own: str, theirs: str) -> Rule:
-    """A scale that the other code keeps as its distance from 1."""
-    return Rule(own, (theirs,), lambda tensor: tensor + 1, lambda tensor: (tensor - 1,))
+    @property
+    def own(self) -> str:
+        """What the names of the mixer's parameters begin with."""
+        return f"blocks.{self.number}.mixer."
 
 
 class Architecture(NamedTuple):
-    """What a converter knows of a published architecture."""
+    """A published architecture."""
 
     model_type: str
     """Its name in config.json."""
@@ -55,18 +53,104 @@ class Architecture(NamedTuple):
     """Transformers' class."""
     mixer: str
     """The mixer here that it is known by."""
-    config: Callable[[Settings], LanguageModelConfig]
-    """Makes the model's shape from config.json."""
-    rules: Callable[[LanguageModelConfig], list[Rule]]
-    """The weights, for a shape."""
-    settings: Callable[[LanguageModelConfig], dict[str, Any]]
-    """Makes the entries of config.json from a shape, for the way back."""
+    names: Mapping[str, str]
+    """Modules and parameters that only have other names there; `#` stands for the number of a block."""
+    config: Callable[[Settings, int, int], dict[str, Any]]
+    """Makes the shape, as far as `read_config` does not, from config.json and the numbers of channels and blocks."""
+    settings: Callable[[LanguageModelConfig, dict[str, dict[str, Any]]], dict[str, Any]]
+    """Makes the entries of config.json, as far as `settings_of` does not, from a shape and its mixers' options."""
+    rules: Callable[[Block], list[Rule]] = lambda block: []
+    """The other weights of a block's mixer."""
+    fused: Callable[[Block], list["Fused"]] = lambda block: []
+    """Matrices there that are split before the rules see them."""
+    scales: Mapping[str, str] = {}
+    """As `names`, of scales that the other code keeps as their distance from 1."""
     fits: Callable[[LanguageModelConfig], bool] = lambda config: True
     """Whether a shape with that mixer is of this architecture, where several have the mixer."""
     head: str = "lm_head.weight"
     """The output matrix there, which a folder omits if it is the embedding."""
-    fused: Callable[[LanguageModelConfig], list["Fused"]] = lambda config: []
-    """Matrices there that are split before the rules see them, for a shape."""
+    tied: bool = False
+    """Whether it is the embedding unless config.json says otherwise."""
+    other_names: Mapping[str, str] = {}
+    """Entries that stand under other names, too: these to the usual ones."""
+
+
+def read_config(architecture: Architecture, settings: Settings) -> LanguageModelConfig:
+    """Make a model's shape of its config.json."""
+    for other, key in architecture.other_names.items():
+        settings.rename(other, key)
+    d_model, n_layer = settings.size("hidden_size"), settings.size("num_hidden_layers", most=MOST_LAYERS)
+    shape: dict[str, Any] = {
+        "vocab_size": settings.size("vocab_size"),
+        "n_layer": n_layer,
+        "d_model": d_model,
+        "d_channel_mixing": 0,
+        "mixer": architecture.mixer,
+        "norm": "rms",
+        "biases": False,
+        "tie_embeddings": settings.flag("tie_word_embeddings", architecture.tied),
+        **architecture.config(settings, d_model, n_layer),
+    }
+    settings.finish()
+    return LanguageModelConfig(**shape)
+
+
+def settings_of(architecture: Architecture, config: LanguageModelConfig) -> dict[str, Any]:
+    """Make the entries of config.json that say what a model computes."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layer,
+        "tie_word_embeddings": config.tie_embeddings,
+        **architecture.settings(config, options_of(config)),
+    }
+
+
+def options_of(config: LanguageModelConfig) -> dict[str, dict[str, Any]]:
+    """Return the options of a stack's mixers by their names, with their defaults."""
+    return {name: mixer_options(name) | options for name, options in dict(config.mixers).items()}
+
+
+def blocks_of(config: LanguageModelConfig) -> list[Block]:
+    """List the blocks of a stack."""
+    options = options_of(config)
+    return [Block(number, name, options[name], config.d_model) for number, (name, _) in enumerate(config.mixers)]
+
+
+def fused_of(architecture: Architecture, config: LanguageModelConfig) -> list["Fused"]:
+    """List the matrices there that are split before the rules see them."""
+    return [fused for block in blocks_of(config) for fused in architecture.fused(block)]
+
+
+def rules_of(architecture: Architecture, config: LanguageModelConfig) -> list[Rule]:
+    """Make the rules for all weights."""
+    scales = plain_rules(architecture.scales, read=lambda scale: scale + 1, write=lambda scale: (scale - 1,))
+    of_blocks = [rule for block in blocks_of(config) for rule in architecture.rules(block)]
+    return [*plain_rules(architecture.names), *scales, *of_blocks]
+
+
+def plain_rules(
+    names: Mapping[str, str],
+    own: str = "",
+    theirs: str = "",
+    read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    write: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,),
+) -> list[Rule]:
+    """Make rules for modules and parameters of other names there; `own` and `theirs` stand in front of these."""
+    return [
+        Rule(
+            re.escape(own + ours).replace(r"\#", r"(?P<block>\d+)") + r"(?P<kind>\.weight|\.bias|)",
+            ((theirs + name).replace("#", r"\g<block>") + r"\g<kind>",),
+            read,
+            write,
+        )
+        for ours, name in names.items()
+    ]
+
+
+def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
+    """A parameter whose rows are those of several tensors there, of these sizes, one after the other."""
+    return Rule(re.escape(own), tuple(theirs), lambda *parts: torch.cat(parts), lambda whole: whole.split(list(sizes)))
 
 
 class _Place(NamedTuple):
@@ -166,10 +250,8 @@ def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -
             continue
         n_rows = one.n_groups * sum(one.sizes)
         if whole.dim() != 2 or len(whole) != n_rows:
-            got = tuple(whole.shape)
-            raise ValueError(
-                sentence(f"the shape of {one.name} in {what}", got, f"{n_rows} rows, as its config.json says")
-            )
+            expected = f"{n_rows} rows, as its config.json says"
+            raise ValueError(sentence(f"the shape of {one.name} in {what}", tuple(whole.shape), expected))
         parts = whole.unflatten(0, (one.n_groups, -1)).split(list(one.sizes), 1)
         weights |= zip(one.names, (part.flatten(0, 1) for part in parts), strict=True)
     return weights
@@ -187,28 +269,17 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
 # --- rotary attention of transformers: channel i of a head turns with i + n / 2, and here 2i turns with 2i + 1 ---
 
 
-def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
-    """Take the base of the angles and the share of the channels that turn, which is `share` by default."""
-    rotation = settings.section("rope_parameters")
-    base = rotation.number("rope_theta", settings.number("rope_theta", 10000.0))
-    share = rotation.number("partial_rotary_factor", settings.number("partial_rotary_factor", share))
-    require(0 <= share <= 1, "partial_rotary_factor", share, "a share from 0 to 1")
-    rotation.only("rope_type", "default")
-    rotation.only("type", "default")  # its name in older files
-    rotation.finish()
-    settings.only("rope_scaling", None)
-    return base, share
+def heads_of(block: Block) -> tuple[int, int, int]:
+    """Return the heads of queries, those of keys and values, and the channels of one."""
+    n_heads = block.options["n_heads"]
+    return n_heads, block.options["n_kv_heads"] or n_heads, block.options["d_head"] or block.d_model // n_heads
 
 
-def attention_heads(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the heads of queries, and of keys and values, by the defaults of rotary attention here."""
-    n_heads = options.get("n_heads", 4)
-    return n_heads, options.get("n_kv_heads") or n_heads
-
-
-def turned_pairs(d_head: int, n_rotated: int) -> Tensor:
-    """The order of a head's channels, as numbers of theirs."""
-    halves = torch.arange(n_rotated).view(2, -1)
+def turned_pairs(block: Block) -> Tensor:
+    """Return the order of a head's channels, as numbers of theirs."""
+    *_, d_head = heads_of(block)
+    n_rotated = int(d_head * block.options["rotated_share"])
+    halves = torch.arange(n_rotated).view(2, n_rotated // 2)
     return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
 
 
@@ -217,9 +288,11 @@ def reordered(weight: Tensor, order: Tensor) -> Tensor:
     return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
-def qkv_rule(own: str, theirs: Sequence[str], n_heads: int, n_kv_heads: int, order: Tensor) -> Rule:
-    """The projections of queries, keys and values, one matrix here, of heads whose channels come in `order`."""
-    rows, back = [n * len(order) for n in (n_heads, n_kv_heads, n_kv_heads)], torch.argsort(order)
+def attention_rules(block: Block, theirs: str, queries: str | None = None) -> list[Rule]:
+    """Make rules for queries, keys and values, which are one matrix here, and for the output projection."""
+    n_heads, n_kv_heads, d_head = heads_of(block)
+    order = turned_pairs(block)
+    rows, back = [n * d_head for n in (n_heads, n_kv_heads, n_kv_heads)], torch.argsort(order)
 
     def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.cat([reordered(q, order), reordered(k, order), v])
@@ -228,4 +301,8 @@ def qkv_rule(own: str, theirs: Sequence[str], n_heads: int, n_kv_heads: int, ord
         q, k, v = qkv.split(rows)
         return reordered(q, back), reordered(k, back), v
 
-    return Rule(own, tuple(theirs), read, write)
+    names = (queries or f"{theirs}q_proj.weight", f"{theirs}k_proj.weight", f"{theirs}v_proj.weight")
+    return [
+        Rule(re.escape(f"{block.own}qkv.weight"), names, read, write),
+        *plain_rules({"output_projection": "o_proj"}, block.own, theirs),
+    ]

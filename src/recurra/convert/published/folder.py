@@ -10,26 +10,30 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from recurra._files.reading import read_json
+from recurra._files.weights import shape_difference
 from recurra._files.writing import replacing
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
+from recurra.convert.published._hybrids import QWEN3_NEXT, RECURRENT_GEMMA
+from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2
+from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     Architecture,
     fill,
+    fused_of,
     join_fused,
     matched,
+    options_of,
+    read_config,
+    rules_of,
+    settings_of,
     split_fused,
     weights_by_their_names,
 )
 from recurra.convert.published._settings import Settings
-from recurra.convert.published.jamba import JAMBA
-from recurra.convert.published.mamba import FALCON_MAMBA, MAMBA, MAMBA2
-from recurra.convert.published.qwen3_next import QWEN3_NEXT
-from recurra.convert.published.recurrent_gemma import RECURRENT_GEMMA
-from recurra.convert.published.rwkv import RWKV
-from recurra.convert.published.xlstm import XLSTM
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.models.language_model import LanguageModel
+from recurra.mixers.registry import mixer_options
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 
 ARCHITECTURES = {
@@ -37,6 +41,8 @@ ARCHITECTURES = {
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_OF_NEW_WEIGHTS = ("min_step", "max_step", "r_min", "r_max")
+"""Options of mixers that matter when weights are drawn alone."""
 _MOST_INDEX_BYTES = 64 * 2**20
 
 
@@ -65,20 +71,18 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     folder = Path(folder)
     entries = read_json(folder / "config.json", allow_nan=True)
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
-    settings = Settings(entries, str(folder / "config.json"))
-    config = architecture.config(settings)
-    settings.finish()
+    config = read_config(architecture, Settings(entries, str(folder / "config.json")))
     weights = _read_folder_weights(folder)
     if config.n_layer > len(weights):
         got = f"{config.n_layer} blocks for {len(weights)} tensors"
         raise ValueError(sentence(str(folder), got, "at least one tensor a block"))
-    weights = split_fused(weights, architecture.fused(config), str(folder))
+    weights = split_fused(weights, fused_of(architecture, config), str(folder))
     try:
         with on_meta():  # takes no memory, whatever the sizes
             outline = LanguageModel(config)
     except RuntimeError as error:  # of PyTorch, for sizes beyond 64 bits
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
-    places = matched(outline, weights, architecture.rules(config), str(folder))
+    places = matched(outline, weights, rules_of(architecture, config), str(folder))
     model = _with_memory(outline, dtype)
     fill(model, weights, places, str(folder))
     tokenizer = folder / "tokenizer.json"
@@ -132,10 +136,10 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
     model = portable.model
     architecture, entries = _described(model)
     config: Any = model.config
-    weights = weights_by_their_names(model, architecture.rules(config))
+    weights = weights_by_their_names(model, rules_of(architecture, config))
     if tied_parameters(model):
         del weights[architecture.head]
-    weights = join_fused(weights, architecture.fused(config))
+    weights = join_fused(weights, fused_of(architecture, config))
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],
@@ -179,15 +183,31 @@ def _described(model: nn.Module) -> tuple[Architecture, dict[str, Any]]:
     if found is None:
         known = ", ".join(dict.fromkeys(one.mixer for one in ARCHITECTURES.values()))
         raise ValueError(sentence("mixer", config.mixer, f"one that transformers has a class for: {known}"))
-    entries = found.settings(config)
-    theirs = found.config(Settings(entries, "config.json"))
+    entries = settings_of(found, config)
+    theirs = read_config(found, Settings(entries, "config.json"))
     config = replace(config, output_size=None) if config.output_size == config.vocab_size else config
-    differing = [
-        f"{field.name} {getattr(config, field.name)!r} instead of {getattr(theirs, field.name)!r}"
-        for field in fields(config)
-        if field.name not in ("mixer_options", "dropout") and getattr(config, field.name) != getattr(theirs, field.name)
-    ]
-    if differing:
-        expected = f"the shape of a {found.class_name}"
-        raise ValueError(sentence("model", f"one with {', '.join(differing)}", expected))
+    if differing := [*_differing_fields(config, theirs), *_differing_options(config, theirs)]:
+        raise ValueError(sentence("model", f"one with {', '.join(differing)}", f"the shape of a {found.class_name}"))
+    with on_meta():
+        difference = shape_difference(LanguageModel(theirs), model.state_dict())
+    if difference:
+        raise ValueError(sentence("model", f"one with {difference}", f"the shape of a {found.class_name}"))
     return found, entries
+
+
+def _differing_fields(config: LanguageModelConfig, theirs: LanguageModelConfig) -> list[str]:
+    pairs = {field.name: (getattr(config, field.name), getattr(theirs, field.name)) for field in fields(config)}
+    others = ("mixer_options", "dropout")
+    return [f"{name} {a!r} instead of {b!r}" for name, (a, b) in pairs.items() if name not in others and a != b]
+
+
+def _differing_options(config: LanguageModelConfig, theirs: LanguageModelConfig) -> list[str]:
+    """Compare the mixers; a None that stands for a size that follows from others shows in the weights."""
+    options = options_of(theirs)
+    return [
+        f"{option} {value!r} instead of {options[name][option]!r} of {name}"
+        for name, own in options_of(config).items()
+        for option, value in own.items()
+        if option not in _OF_NEW_WEIGHTS and value != options[name][option]
+        if None not in (value, options[name][option]) or mixer_options(name)[option] is not None
+    ]

@@ -1,0 +1,302 @@
+"""Stacks of recurrent layers and attention: transformers' RecurrentGemmaForCausalLM and Qwen3NextForCausalLM."""
+
+from typing import Any
+
+import torch
+
+from recurra.checks import require
+from recurra.convert.published._rules import (
+    SWIGLU,
+    Architecture,
+    Block,
+    Fused,
+    Rule,
+    attention_rules,
+    heads_of,
+    plain_rules,
+    reordered,
+    stacked,
+    turned_pairs,
+)
+from recurra.convert.published._settings import Settings, written
+from recurra.mixers.registry import mixer_options
+from recurra.models.language_model import LanguageModelConfig
+
+_Options = dict[str, dict[str, Any]]
+
+
+def _kinds(config: LanguageModelConfig, known: dict[str, str]) -> list[str]:
+    """Return what config.json calls the mixers of the blocks."""
+    names = {name: kind for kind, name in known.items()}
+    return [names.get(name, name) for name, _ in config.mixers]
+
+
+def _rotation(base: float, share: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}}
+
+
+# --- Griffin (google/recurrentgemma-2b, -9b) ---
+
+_OF_GEMMA = {"recurrent": "rg-lru", "attention": "rotary-attention"}
+_RECURRENT = {
+    "gate": "linear_y",
+    "input_projection": "linear_x",
+    "convolution": "conv_1d",
+    "output_projection": "linear_out",
+    "decay": "rg_lru.recurrent_param",
+    "recurrence_gate.weight": "rg_lru.recurrent_gate_weight",
+    "input_gate.weight": "rg_lru.input_gate_weight",
+}
+_GATES = {"recurrence_gate": "recurrent_gate", "input_gate": "input_gate"}
+
+
+def _gemma_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    n_heads = settings.size("num_attention_heads", 10)
+    kinds = settings.words("block_types", _OF_GEMMA) or ["recurrent", "recurrent", "attention"]
+    mixers = [_OF_GEMMA[kinds[number % len(kinds)]] for number in range(n_layer)]
+    base, share = settings.rotation(0.5)
+    require(base == 10000.0, "rope_theta", base, "10000.0, as rotary-attention has it")
+    settings.only(hidden_activation="gelu_pytorch_tanh", attention_bias=False, embeddings_scale_by_sqrt_dim=True)
+    settings.only(head_dim=d_model // n_heads)
+    settings.ignore("w_init_variance_scale final_w_init_variance_scale layer_types layers_block_type")
+    options = {
+        "rg-lru": {
+            "lru_width": settings.optional_size("lru_width") or d_model,
+            "n_heads": n_heads,
+            "d_conv": settings.size("conv1d_width", 4),
+        },
+        "rotary-attention": {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.optional_size("num_key_value_heads") or n_heads,
+            "rotated_share": share,
+            "window": settings.size("attention_window_size", 2048),
+            "output_bias": True,
+            "dropout": settings.number("attention_dropout", 0.0),
+        },
+    }
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 3 * 2560) // 2,
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": "geglu-tanh",
+        "norm_epsilon": settings.number("rms_norm_eps", 1e-6),
+        "biases": True,
+        # transformers keeps the factor in bfloat16
+        "embedding_scale": float(torch.tensor(d_model**0.5, dtype=torch.bfloat16)),
+        "logit_cap": settings.number("logits_soft_cap", 30.0),
+    }
+
+
+def _gemma_rules(block: Block) -> list[Rule]:
+    own, theirs = block.own, f"model.layers.{block.number}.temporal_block."
+    if block.mixer == "rotary-attention":
+        return attention_rules(block, theirs)
+    n_heads = _recurrent_heads(block.d_model, block.options)
+    biases = {f"{name}.bias": f"rg_lru.{other}_bias" for name, other in _GATES.items()}
+    return [
+        *plain_rules(_RECURRENT, own, theirs),
+        *plain_rules(biases, own, theirs, torch.flatten, lambda x: (x.unflatten(0, (n_heads, -1)),)),
+    ]
+
+
+def _recurrent_heads(d_model: int, options: dict[str, Any]) -> int:
+    """Heads of rg-lru, by its own default."""
+    return options["n_heads"] or max(1, (options["lru_width"] or d_model) // 256)
+
+
+def _gemma_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    recurrent = options["rg-lru"]
+    n_heads = _recurrent_heads(config.d_model, recurrent)
+    absent = mixer_options("rotary-attention") | {"n_heads": n_heads, "rotated_share": 0.5, "window": 2048}
+    attention = options.get("rotary-attention", absent)
+    return {
+        "intermediate_size": 2 * config.d_channel_mixing,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": attention["n_kv_heads"] or n_heads,
+        "block_types": _kinds(config, _OF_GEMMA),
+        "lru_width": recurrent["lru_width"] or config.d_model,
+        "conv1d_width": recurrent["d_conv"],
+        "attention_window_size": attention["window"],
+        "attention_dropout": attention["dropout"],
+        **_rotation(attention["rotation_base"], attention["rotated_share"]),
+        "rms_norm_eps": config.norm_epsilon,
+        "logits_soft_cap": config.logit_cap or 0.0,
+    }
+
+
+RECURRENT_GEMMA = Architecture(
+    model_type="recurrent_gemma",
+    class_name="RecurrentGemmaForCausalLM",
+    mixer="rg-lru",
+    names={
+        "embedding": "model.embed_tokens",
+        **{f"blocks.#.feed_forward.{own}": f"model.layers.#.mlp_block.{name}" for own, name in SWIGLU.items()},
+        "head.linear": "lm_head",
+    },
+    scales={
+        "blocks.#.norm_mixing": "model.layers.#.temporal_pre_norm",
+        "blocks.#.norm_feed_forward": "model.layers.#.channel_pre_norm",
+        "norm": "model.final_norm",
+    },
+    config=_gemma_config,
+    settings=_gemma_settings,
+    rules=_gemma_rules,
+    tied=True,
+    other_names={"_block_types": "block_types"},  # in the published files
+)
+
+
+# --- Qwen3-Next with dense feed-forward networks alone ---
+
+_LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"
+_OF_QWEN = {"linear_attention": _LINEAR, "full_attention": _ATTENTION}
+_HEADS = {
+    "n_heads": ("num_attention_heads", 16),
+    "n_kv_heads": ("num_key_value_heads", 2),
+    "d_head": ("head_dim", 256),
+}
+_OF_EXPERTS = """
+moe_intermediate_size norm_topk_prob num_experts_per_tok output_router_logits router_aux_loss_coef
+shared_expert_intermediate_size
+"""
+_DELTA = {
+    "convolution": "conv1d",
+    "A_log": "A_log",
+    "dt_bias": "dt_bias",
+    "norm": "norm",
+    "output_projection": "out_proj",
+}
+
+
+def _qwen_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    kinds = settings.words("layer_types", _OF_QWEN)
+    interval = settings.size("full_attention_interval", 4)
+    kinds = kinds or [list(_OF_QWEN)[(number + 1) % interval == 0] for number in range(n_layer)]
+    require(len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_QWEN)} for each of {n_layer} layers")
+    dense, step = set(settings.numbers("mlp_only_layers")), settings.size("decoder_sparse_step", 1)
+    n_experts = settings.size("num_experts", 512, least=0)
+    sparse = [number for number in range(n_layer) if n_experts and number not in dense and (number + 1) % step == 0]
+    settings.refuse_experts(n_experts, len(sparse), n_layer, "0, or all layers in mlp_only_layers")
+    settings.only(hidden_act=("silu", "swish"), attention_bias=False)
+    settings.ignore(f"max_position_embeddings {_OF_EXPERTS}")
+    epsilon, (base, share) = settings.number("rms_norm_eps", 1e-6), settings.rotation(0.25)
+    n_qk_heads, n_heads = settings.size("linear_num_key_heads", 16), settings.size("linear_num_value_heads", 32)
+    options = {
+        _LINEAR: {
+            "n_heads": n_heads,
+            "n_qk_heads": n_qk_heads,
+            "d_qk": n_qk_heads * settings.size("linear_key_head_dim", 128),
+            "d_v": n_heads * settings.size("linear_value_head_dim", 128),
+            "kernel_size": settings.size("linear_conv_kernel_dim", 4),
+            "norm_epsilon": epsilon,
+        },
+        _ATTENTION: {
+            **settings.sizes(_HEADS),
+            "rotated_share": share,
+            "rotation_base": base,
+            "window": None,
+            "dropout": settings.number("attention_dropout", 0.0),
+            "norm_epsilon": epsilon,
+        },
+    }
+    mixers = [_OF_QWEN[kind] for kind in kinds]
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 5632),
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": "swiglu",
+        "norm_epsilon": epsilon,
+    }
+
+
+def _qwen_rules(block: Block) -> list[Rule]:
+    own, theirs = block.own, f"model.layers.{block.number}."
+    parts = [fused.names for fused in _qwen_fused(block)]
+    if block.mixer == _LINEAR:
+        (q, k, v, gate), (rate, decay) = parts
+        sizes = _sizes(block.d_model, block.options)
+        rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
+        split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
+        return [
+            stacked(f"{own}qkv.weight", [q, k, v], rows),
+            *plain_rules(split, own),
+            *plain_rules(_DELTA, own, f"{theirs}linear_attn."),
+        ]
+    ((q, gate),) = parts
+    order = turned_pairs(block)
+    back = torch.argsort(order)
+    return [
+        *attention_rules(block, f"{theirs}self_attn.", queries=q),
+        *plain_rules({"gate_projection.weight": gate}, own),
+        *plain_rules(
+            {"query_norm": "q_norm", "key_norm": "k_norm"},
+            own,
+            f"{theirs}self_attn.",
+            lambda scale: reordered(scale, order) + 1,
+            lambda scale: (reordered(scale, back) - 1,),
+        ),
+    ]
+
+
+def _qwen_fused(block: Block) -> list[Fused]:
+    theirs = f"model.layers.{block.number}."
+    if block.mixer == _ATTENTION:
+        n_heads, _, d_head = heads_of(block)
+        return [Fused(f"{theirs}self_attn.q_proj.weight", ("q", "gate"), n_heads, (d_head, d_head))]
+    sizes = _sizes(block.d_model, block.options)
+    n_groups = sizes["n_qk_heads"]
+    d_k, d_v, shared_by = sizes["d_qk"] // n_groups, sizes["d_v"] // n_groups, sizes["n_heads"] // n_groups
+    return [
+        Fused(f"{theirs}linear_attn.in_proj_qkvz.weight", ("q", "k", "v", "z"), n_groups, (d_k, d_k, d_v, d_v)),
+        Fused(f"{theirs}linear_attn.in_proj_ba.weight", ("b", "a"), n_groups, (shared_by, shared_by)),
+    ]
+
+
+def _sizes(d_model: int, options: dict[str, Any]) -> dict[str, int]:
+    """The sizes of a Gated DeltaNet, by its own defaults."""
+    n_heads = options["n_heads"]
+    d_qk = options["d_qk"] or n_heads * max(1, 3 * d_model // (4 * n_heads))
+    n_qk_heads = options["n_qk_heads"] or n_heads
+    return {"n_heads": n_heads, "n_qk_heads": n_qk_heads, "d_qk": d_qk, "d_v": options["d_v"] or 2 * d_qk}
+
+
+def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    linear = options.get(_LINEAR, mixer_options(_LINEAR))
+    attention = options.get(_ATTENTION, mixer_options(_ATTENTION))
+    sizes = _sizes(config.d_model, linear)
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, _ATTENTION, attention, config.d_model))
+    return {
+        "intermediate_size": max(config.d_channel_mixing, 1),
+        "layer_types": _kinds(config, _OF_QWEN),
+        "mlp_only_layers": list(range(config.n_layer)),
+        "linear_num_key_heads": sizes["n_qk_heads"],
+        "linear_num_value_heads": sizes["n_heads"],
+        "linear_key_head_dim": sizes["d_qk"] // sizes["n_qk_heads"],
+        "linear_value_head_dim": sizes["d_v"] // sizes["n_heads"],
+        "linear_conv_kernel_dim": linear["kernel_size"],
+        **written({"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head}, _HEADS),
+        "attention_dropout": attention["dropout"],
+        **_rotation(attention["rotation_base"], attention["rotated_share"]),
+        "rms_norm_eps": config.norm_epsilon,
+    }
+
+
+QWEN3_NEXT = Architecture(
+    model_type="qwen3_next",
+    class_name="Qwen3NextForCausalLM",
+    mixer=_LINEAR,
+    names={
+        "embedding": "model.embed_tokens",
+        **{f"blocks.#.feed_forward.{own}": f"model.layers.#.mlp.{name}" for own, name in SWIGLU.items()},
+        "head": "lm_head",
+    },
+    scales={
+        "blocks.#.norm_mixing": "model.layers.#.input_layernorm",
+        "blocks.#.norm_feed_forward": "model.layers.#.post_attention_layernorm",
+        "norm": "model.norm",
+    },
+    config=_qwen_config,
+    settings=_qwen_settings,
+    rules=_qwen_rules,
+    fused=_qwen_fused,
+)

@@ -1,0 +1,241 @@
+"""Mamba as transformers' MambaForCausalLM, FalconMambaForCausalLM, Mamba2ForCausalLM and JambaForCausalLM have it."""
+
+import math
+from typing import Any
+
+from recurra.checks import require, sentence
+from recurra.convert.published._rules import SWIGLU, Architecture, Block, Rule, attention_rules, options_of, plain_rules
+from recurra.convert.published._settings import Settings, written
+from recurra.models.language_model import LanguageModelConfig
+
+_Options = dict[str, dict[str, Any]]
+_MAMBA_1 = {
+    "input_projection": "in_proj",
+    "convolution": "conv1d",
+    "selection": "x_proj",
+    "step_projection": "dt_proj",
+    "step_bias": "dt_proj.bias",
+    "log_decay": "A_log",
+    "skip": "D",
+    "output_projection": "out_proj",
+}
+_MAMBA_2 = {
+    "input_projection": "in_proj",
+    "convolution": "conv1d",
+    "step_bias": "dt_bias",
+    "log_decay": "A_log",
+    "skip": "D",
+    "norm": "norm",
+    "output_projection": "out_proj",
+}
+_STACK = {
+    "embedding": "backbone.embeddings",
+    "blocks.#.norm_mixing": "backbone.layers.#.norm",
+    "norm": "backbone.norm_f",
+    "head": "lm_head",
+}
+_OTHER_NAMES = {"d_model": "hidden_size", "n_layer": "num_hidden_layers"}
+_HOW_IT_RUNS = """
+residual_in_fp32 rescale_prenorm_residual use_mambapy use_associative_scan use_falcon_mambapy fused_add_norm
+pad_vocab_size_multiple layer_types time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor
+"""
+
+
+def _take_common(settings: Settings) -> None:
+    settings.only(use_bias=False, use_conv_bias=True, hidden_act=("silu", "swish"), rms_norm=True, ssm_cfg={})
+    settings.ignore(_HOW_IT_RUNS)
+
+
+# --- Mamba (state-spaces/mamba-*-hf) and Falcon Mamba, which normalises what selects ---
+
+_SIZES = {"d_state": ("state_size", 16), "d_conv": ("conv_kernel", 4)}
+
+
+def _mamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    _take_common(settings)
+    inner = settings.size("intermediate_size", settings.size("expand", 2) * d_model)
+    if inner % d_model:
+        raise ValueError(sentence("intermediate_size", inner, f"a multiple of hidden_size = {d_model}"))
+    settings.only(d_inner=inner)
+    rank = settings.optional_size("time_step_rank", absent="auto") or math.ceil(d_model / 16)
+    return {
+        "mixer_options": {**settings.sizes(_SIZES), "expand": inner // d_model, "dt_rank": rank},
+        "norm_epsilon": settings.number("layer_norm_epsilon", 1e-5),
+    }
+
+
+def _mamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    mamba = options["mamba"]
+    entries = {"expand": mamba["expand"], "time_step_rank": mamba["dt_rank"] or "auto"}
+    return {**written(mamba, _SIZES), **entries, "layer_norm_epsilon": config.norm_epsilon}
+
+
+def _falcon_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    epsilon = settings.number("mixer_rms_eps", 1e-6)
+    shape = _mamba_config(settings, d_model, n_layer)
+    return {**shape, "mixer_options": {**shape["mixer_options"], "selection_norm": epsilon}}
+
+
+def _falcon_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    return {**_mamba_settings(config, options), "mixer_rms_eps": options["mamba"]["selection_norm"]}
+
+
+def _is_falcon(config: LanguageModelConfig) -> bool:
+    return not config.d_channel_mixing and options_of(config)["mamba"]["selection_norm"] is not None
+
+
+MAMBA = Architecture(
+    model_type="mamba",
+    class_name="MambaForCausalLM",
+    mixer="mamba",
+    names=_STACK | {f"blocks.#.mixer.{own}": f"backbone.layers.#.mixer.{name}" for own, name in _MAMBA_1.items()},
+    config=_mamba_config,
+    settings=_mamba_settings,
+    fits=lambda config: not config.d_channel_mixing and not _is_falcon(config),
+    tied=True,
+    other_names=_OTHER_NAMES,
+)
+FALCON_MAMBA = MAMBA._replace(
+    model_type="falcon_mamba",
+    class_name="FalconMambaForCausalLM",
+    config=_falcon_config,
+    settings=_falcon_settings,
+    fits=_is_falcon,
+)
+
+
+# --- Mamba-2 (mistralai/Mamba-Codestral-7B, state-spaces/mamba2-*) ---
+
+_SIZES_2 = {
+    "d_state": ("state_size", 128),
+    "d_conv": ("conv_kernel", 4),
+    "n_groups": ("n_groups", 8),
+    "expand": ("expand", 2),
+    "n_heads": ("num_heads", 128),
+}
+
+
+def _mamba2_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    _take_common(settings)
+    options = settings.sizes(_SIZES_2)
+    inner, got = options["expand"] * d_model, options["n_heads"] * settings.size("head_dim", 64)
+    require(got == inner, "num_heads * head_dim", got, f"expand * hidden_size = {inner}")
+    # transformers writes infinity as an object, since JSON has none; others write it as Infinity
+    settings.only(time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}]), layer_norm_epsilon=1e-5)
+    # norm_before_gate is true in published files; transformers' class always gates first
+    settings.ignore("norm_before_gate chunk_size time_step_rank intermediate_size")
+    return {"mixer_options": options}
+
+
+def _mamba2_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    mamba = options["mamba2"]
+    inner = mamba["expand"] * config.d_model
+    n_heads = mamba["n_heads"] or max(inner // 64, 1)
+    return {**written(mamba | {"n_heads": n_heads}, _SIZES_2), "head_dim": inner // n_heads}
+
+
+MAMBA2 = Architecture(
+    model_type="mamba2",
+    class_name="Mamba2ForCausalLM",
+    mixer="mamba2",
+    names=_STACK | {f"blocks.#.mixer.{own}": f"backbone.layers.#.mixer.{name}" for own, name in _MAMBA_2.items()},
+    config=_mamba2_config,
+    settings=_mamba2_settings,
+    other_names=_OTHER_NAMES,
+)
+
+
+# --- Jamba with dense feed-forward networks alone (AI21-Jamba-Reasoning-3B) ---
+
+_ATTENTION = "rotary-attention"
+_SIZES_OF_JAMBA = {"d_state": ("mamba_d_state", 16), "d_conv": ("mamba_d_conv", 4), "expand": ("mamba_expand", 2)}
+_NORMS = {"step_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm"}
+
+
+def _jamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    period, offset = settings.size("expert_layer_period", 2), settings.size("expert_layer_offset", 1, least=0)
+    n_experts = settings.size("num_experts", 16)
+    n_sparse = sum(number % period == offset for number in range(n_layer)) if n_experts > 1 else 0
+    settings.refuse_experts(n_experts, n_sparse, n_layer, "1")
+    period, offset = settings.size("attn_layer_period", 8), settings.size("attn_layer_offset", 4, least=0)
+    mixers = [_ATTENTION if number % period == offset else "mamba" for number in range(n_layer)]
+    settings.only(layers_block_type=["mamba" if name == "mamba" else "attention" for name in mixers])
+    settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, sliding_window=None)
+    settings.ignore("num_experts_per_tok output_router_logits router_aux_loss_coef max_position_embeddings layer_types")
+    settings.ignore("num_logits_to_keep use_mamba_kernels use_mambapy use_associative_scan")
+    epsilon, n_heads = settings.number("rms_norm_eps", 1e-6), settings.size("num_attention_heads", 32)
+    options = {
+        "mamba": {
+            **settings.sizes(_SIZES_OF_JAMBA),
+            "dt_rank": settings.optional_size("mamba_dt_rank", absent="auto") or math.ceil(d_model / 16),
+            "selection_norm": epsilon,
+            "selection_scales": True,
+        },
+        _ATTENTION: {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
+            "dropout": settings.number("attention_dropout", 0.0),
+            "rotated_share": 0.0,
+            "window": None,
+        },
+    }
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 14336),
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": "swiglu",
+        "norm_epsilon": epsilon,
+    }
+
+
+def _jamba_rules(block: Block) -> list[Rule]:
+    theirs = f"model.layers.{block.number}"
+    if block.mixer == _ATTENTION:
+        return attention_rules(block, f"{theirs}.self_attn.")
+    return plain_rules(_MAMBA_1 | _NORMS, block.own, f"{theirs}.mamba.")
+
+
+def _jamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    period, offset = _places_of_attention([name for name, _ in config.mixers])
+    attention = options.get(_ATTENTION, {"n_heads": 4, "n_kv_heads": None, "dropout": 0.0})
+    return {
+        **written(options["mamba"], _SIZES_OF_JAMBA),
+        "mamba_dt_rank": options["mamba"]["dt_rank"] or "auto",
+        "intermediate_size": config.d_channel_mixing,
+        "num_experts": 1,
+        "attn_layer_period": period,
+        "attn_layer_offset": offset,
+        "num_attention_heads": attention["n_heads"],
+        "num_key_value_heads": attention["n_kv_heads"] or attention["n_heads"],
+        "attention_dropout": attention["dropout"],
+        "rms_norm_eps": config.norm_epsilon,
+    }
+
+
+def _places_of_attention(mixers: list[str]) -> tuple[int, int]:
+    """The period and the offset that put attention where it is."""
+    attends = [name == _ATTENTION for name in mixers]
+    for period in range(1, len(mixers) + 2):
+        for offset in range(period):
+            if attends == [number % period == offset for number in range(len(mixers))]:
+                return period, offset
+    raise ValueError(sentence("mixer", mixers, "attention at equal distances, as of a JambaForCausalLM"))
+
+
+JAMBA = Architecture(
+    model_type="jamba",
+    class_name="JambaForCausalLM",
+    mixer="mamba",
+    names={
+        "embedding": "model.embed_tokens",
+        "blocks.#.norm_mixing": "model.layers.#.input_layernorm",
+        "blocks.#.norm_feed_forward": "model.layers.#.pre_ff_layernorm",
+        **{f"blocks.#.feed_forward.{own}": f"model.layers.#.feed_forward.{name}" for own, name in SWIGLU.items()},
+        "norm": "model.final_layernorm",
+        "head": "lm_head",
+    },
+    config=_jamba_config,
+    settings=_jamba_settings,
+    rules=_jamba_rules,
+    fits=lambda config: config.d_channel_mixing > 0,
+)
