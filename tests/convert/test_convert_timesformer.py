@@ -8,7 +8,7 @@ from recurra.video._published import own_weights, start_from
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 FRAMES, HEADS = 3, 3
-KINDS = {"divided": "divided_space_time", "joint": "joint_space_time", "space": "space_only"}
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 SIZES = {"n_layer": 2, "d_model": 12, "n_heads": HEADS, "d_channel_mixing": 20, "patch_size": 4, "n_classes": 5}
 TO_ORIGINAL = {
     "timesformer.embeddings.cls_token": "cls_token",
@@ -31,11 +31,11 @@ TO_ORIGINAL = {
 }
 
 
-def hugging_face(attention="divided", n_frames=FRAMES) -> TimesformerForVideoClassification:
+def hugging_face() -> TimesformerForVideoClassification:
     """The port in float64 with random weights."""
     config = TimesformerConfig(
-        image_size=12, patch_size=4, num_frames=n_frames, hidden_size=12, num_hidden_layers=2, num_labels=5,
-        num_attention_heads=HEADS, intermediate_size=20, attention_type=KINDS[attention],
+        image_size=12, patch_size=4, num_frames=FRAMES, hidden_size=12, num_hidden_layers=2, num_labels=5,
+        num_attention_heads=HEADS, intermediate_size=20,
     )  # fmt: skip
     port = TimesformerForVideoClassification(config).double().eval()
     with torch.no_grad():
@@ -65,27 +65,22 @@ def started(weights, folder, **options) -> TimeSformer:
     return model
 
 
-def draw(n_frames=FRAMES, edge=12):
-    return torch.randn(2, n_frames, 3, edge, edge, dtype=torch.float64)
+def draw(edge=12):
+    return torch.randn(2, FRAMES, 3, edge, edge, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("attention", "n_frames", "weights_of"),
+    "weights_of",
     [
-        ("divided", FRAMES, original),
-        ("divided", FRAMES, lambda port: original(port, "")),
-        ("divided", FRAMES, lambda port: {"epoch": 15, "state_dict": original(port, "module.model."), "cfg": "..."}),
-        ("divided", FRAMES, lambda port: port.state_dict()),
-        ("joint", FRAMES, original),
-        ("joint", FRAMES, lambda port: port.state_dict()),
-        ("space", 1, original),  # with more frames the port does not take their mean; tests/models checks the mean
-        ("space", 1, lambda port: port.state_dict()),
+        original,
+        lambda port: original(port, ""),
+        lambda port: {"epoch": 15, "state_dict": original(port, "module.model."), "cfg": "..."},
+        lambda port: port.state_dict(),
     ],
 )
-def test_logits_are_the_port_s(attention, n_frames, weights_of, tmp_path):
-    port, clip = hugging_face(attention, n_frames), draw(n_frames)
-    model = started(weights_of(port), tmp_path, attention=attention, n_frames=n_frames)
-    torch.testing.assert_close(model(clip)[0][:, 0], port(clip).logits, rtol=1e-9, atol=1e-10)
+def test_logits_are_the_port_s(weights_of, tmp_path):
+    port, clip = hugging_face(), draw()
+    torch.testing.assert_close(started(weights_of(port), tmp_path)(clip)[0][:, 0], port(clip).logits, **CLOSE)
 
 
 @pytest.mark.parametrize("edge", [8, 20])
@@ -94,7 +89,7 @@ def test_another_resolution_takes_the_nearest_patch_s_position(edge, tmp_path):
     port, clip = hugging_face(), draw(edge=edge)
     port.config.image_size = edge  # for the port's own counting of patches
     found = started(original(port), tmp_path, image_size=edge)(clip)[0]
-    torch.testing.assert_close(found[:, 0], port(clip).logits, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(found[:, 0], port(clip).logits, **CLOSE)
 
 
 def test_every_name_is_known_and_none_other():

@@ -2,7 +2,7 @@
 
 import torch
 
-from recurra.video._space_time import _PatchEmbedding
+from recurra.video.timesformer import _PatchEmbedding
 
 
 def test_every_patch_is_projected_row_by_row_from_the_top_left():

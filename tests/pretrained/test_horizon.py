@@ -50,31 +50,9 @@ def test_it_answers_short_questions(shipped, tokens):
     assert shipped.answer(tokens) == memory_horizon_targets(torch.tensor([tokens]))[0, -1]
 
 
-def test_a_fork_goes_its_own_way(shipped):
-    stream = shipped.stream()
-    stream.feed([2, 3, 4])
-    twin = stream.fork()
-    after, reset = stream.feed([1]), twin.feed([shipped.reset_token])
-    assert torch.allclose(after, shipped.stream().feed([2, 3, 4, 1]), atol=1e-4)
-    assert (int(after.argmax()), int(reset.argmax())) == (41, 0)
-
-
-def test_gates_of_given_tokens_have_their_shape(shipped):
-    record = shipped.gates(torch.tensor([[1, 2, 5], [3, 5, 0]]))
-    assert [magnitude.shape for magnitude in record.magnitudes] == [(2, 3, 64)] * 2
-    assert record.at_token(5).sum() == 2
-
-
 def test_gates_are_drawn(shipped, tmp_path):
     files = shipped.draw_gates(tmp_path / "figures")
     assert [file.name for file in files] == [
         f"gate-{name}.{suffix}" for name in ("magnitudes", "phases") for suffix in ("png", "svg")
     ]
     assert all(file.stat().st_size for file in files)
-
-
-def test_unknown_tokens_are_refused(shipped):
-    with pytest.raises(IndexError):
-        shipped.answer([6])
-    with pytest.raises(ValueError, match="at its start"):
-        shipped.answer([])

@@ -1,10 +1,8 @@
-import warnings
-
 import pytest
 import torch
 
 import recurra.video.layouts as checked
-from recurra.data.batches import IGNORED_TARGET, BatchSource, DataSet, TokenDataSet
+from recurra.data.batches import IGNORED_TARGET
 from recurra.video.data import VideoConfig
 from recurra.video.reader import VideoError, VideoFile
 
@@ -38,22 +36,6 @@ def which(clips, split):
         -1 if not clip.any() else min(range(N[split]), key=lambda i: abs(GRAY[split][i] - value))
         for clip, value in zip(clips, gray)
     ]
-
-
-def test_it_is_a_data_set(make_folder):
-    data = VideoConfig(path=str(make_folder()), **SMALL).build()
-    assert isinstance(data, DataSet)
-    assert not isinstance(data, TokenDataSet)
-    assert data.class_names == ("class0", "class1", "class2")
-    assert (data.output_size, data.n_frames, data.n_segments, data.image_size) == (3, 2, 3, 16)
-    assert isinstance(data.source("train"), BatchSource)
-    batch = data.source("train").batch(0, 0)
-    assert batch.inputs.shape == (7, 6, 3, 16, 16)
-    assert batch.inputs.dtype == torch.float32
-    assert batch.targets.shape == (7, 3)
-    assert batch.targets.dtype == torch.int64
-    assert not batch.continues
-    assert [video.path.name for video in data.videos("valid")] == ["valid0.mp4", "valid1.mp4", "valid2.mp4"]
 
 
 @pytest.mark.parametrize(("workers", "keep"), [(0, True), (2, False)])
@@ -129,8 +111,8 @@ def test_clips_are_the_frames_of_their_times(make_folder, write_video):
     clip = VideoConfig(path=str(folder), **options).build().source("valid").batch(0, 0).inputs[0]
     expected = (pictures[1::2, :, :, 8:40].float() / 255 - 0.45) / 0.225
     torch.testing.assert_close(clip, expected)
-    strided = VideoConfig(path=str(folder), **options, frame_stride=1).build().source("valid").batch(0, 0).inputs[0]
-    torch.testing.assert_close(strided, (pictures[3:9, :, :, 8:40].float() / 255 - 0.45) / 0.225)
+    at_rate = VideoConfig(path=str(folder), **options, frame_rate=10.0).build().source("valid").batch(0, 0).inputs[0]
+    torch.testing.assert_close(at_rate, (pictures[3:9, :, :, 8:40].float() / 255 - 0.45) / 0.225)
 
 
 @pytest.mark.parametrize(("workers", "world_size"), [(0, 1), (1, 2)])
@@ -143,7 +125,6 @@ def test_views_cover_every_video(workers, world_size, make_folder, write_video):
     rows, inputs = [], []
     for rank in range(world_size):
         views = config.build(rank=rank, world_size=world_size).views("test")
-        assert views.labels.tolist() == [0, 1, 2, 0]
         batches = list(views)
         assert len(batches) == len(views) == -(-20 // world_size // 2)
         assert all(len(batch.inputs) == 6 for batch in batches)
@@ -183,7 +164,7 @@ def test_bad_files_are_left_out_with_one_warning(make_folder, write_video, write
         "empty.mp4 (an empty file)",
         "text.mp4 (unreadable",
         "sound.mkv (a file without a video stream; expected a video)",
-        "short.mp4 (1 frames, fewer than min_frames 2)",
+        "short.mp4 (a single frame)",
     ):
         assert expected in text
     assert sorted(which(sources[0].batch(0, 0).inputs, "train")) == list(range(7))
@@ -262,51 +243,18 @@ def test_held_out_videos(make_folder):
     assert tuple(video.path.name for video in again) == splits[2]
 
 
-def test_notes_of_a_layout_are_warnings(tmp_path, write_video):
-    write_video("Walk_p03_r00_v00_c01.mp4", 8)
-    (tmp_path / "other.mp4").touch()
-    with pytest.warns(UserWarning, match=r"skipping in .*: 1 files whose name is not .*: other\.mp4"):
-        data = VideoConfig(path=str(tmp_path), layout="smarthome", **SMALL).build()
-    assert data.output_size == 31
-    with pytest.raises(ValueError, match="split is 'test'; expected a split of"):
-        data.source("test")
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("layout", "zip", "layout is 'zip'; expected one of csv, folders, smarthome, ucf101"),
+        ("layout", "zip", "layout is 'zip'; expected one of csv, folders, smarthome"),
         ("n_frames", 0, "n_frames is .*; expected at least 1"),
         ("workers", -1, "workers is .*; expected at least 0"),
         ("frame_rate", 0.0, "frame_rate is .*; expected a finite number above 0"),
-        ("frame_stride", 0, "frame_stride is .*; expected at least 1"),
         ("scale_jitter", (200, 300), r"scale_jitter\[0\] is 200; expected at least 224"),
-        ("scale_jitter", (300, 256), r"scale_jitter\[1\] is 256; expected at least 300"),
         ("valid_share", 1.0, r"valid_share is 1\.0; expected a share"),
-        ("on_bad_file", "ignore", "on_bad_file is 'ignore'; expected one of"),
         ("label_segments", "first", "label_segments is 'first'; expected one of"),
     ],
 )
 def test_bad_values(field, value, message, no_type_checker):
     with pytest.raises(ValueError, match=rf"^data\.{message}"):
         VideoConfig(path="x", **{field: value})
-
-
-def test_the_folder_must_be_there(tmp_path, make_folder):
-    with pytest.raises(FileNotFoundError, match="nowhere, which does not exist; expected a folder"):
-        VideoConfig(path=str(tmp_path / "nowhere")).build()
-    with pytest.raises(FileNotFoundError, match="a file; expected a folder"):
-        VideoConfig(path=str(make_folder() / "train.csv")).build()
-
-
-def test_splits_and_steps_that_are_not_there(make_folder, no_type_checker):
-    data = VideoConfig(path=str(make_folder()), **SMALL).build()
-    with pytest.raises(ValueError, match="split is 'dev'; expected one of train, valid, test"):
-        data.source("dev")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        source = data.source("train")
-    with pytest.raises(IndexError):
-        source.batch(0, 1)
-    with pytest.raises(ValueError, match="epoch"):
-        source.batch(-1, 0)

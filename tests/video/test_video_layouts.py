@@ -100,25 +100,6 @@ def test_a_folder_a_class(folder):
         VIDEO_LAYOUTS["folders"](root / "train", None)
 
 
-def test_ucf101(folder):
-    root = folder("B/v_B_g01_c01.avi", "A/v_A_g01_c01.avi", "A/v_A_g02_c01.avi")
-    lists = root / "ucfTrainTestlist"
-    lists.mkdir()
-    (lists / "trainlist02.txt").write_text("A/v_A_g01_c01.avi 1\nB/v_B_g01_c01.avi 2\n")
-    (lists / "testlist02.txt").write_text("A/v_A_g02_c01.avi\n")
-    listing = VIDEO_LAYOUTS["ucf101"](root, "2")
-    assert listing.class_names == ("A", "B")
-    assert named(listing, "train", root) == [("A/v_A_g01_c01.avi", 0), ("B/v_B_g01_c01.avi", 1)]
-    assert named(listing, "test", root) == [("A/v_A_g02_c01.avi", 0)]
-    with pytest.raises(FileNotFoundError, match=r"trainlist01\.txt"):
-        VIDEO_LAYOUTS["ucf101"](root, None)
-    with pytest.raises(ValueError, match="protocol is '4'; expected one of 1, 2, 3"):
-        VIDEO_LAYOUTS["ucf101"](root, "4")
-    (lists / "testlist02.txt").write_text("C/c.avi\n")
-    with pytest.raises(ValueError, match=r"other classes than the training list \(C\)"):
-        VIDEO_LAYOUTS["ucf101"](root, "2")
-
-
 def test_smarthome_names():
     assert parse_smarthome_name(Path("x/Cook.Cleandishes_p02_r00_v02_c03.mp4")) == ("Cook.Cleandishes", 2, 3)
     assert parse_smarthome_name(Path("WatchTV_p25_r10_v31_c07.mp4")) == ("WatchTV", 25, 7)

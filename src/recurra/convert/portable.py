@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recurra._files.digests import content_digest
-from recurra._files.reading import parse_json, require_fields
+from recurra._files.reading import parse_json
 from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra._files.writing import replacing
 from recurra.checks import sentence
@@ -55,8 +55,11 @@ def tokenizer_to_json(tokenizer: TextEncoder) -> str:
 
 
 @torch.inference_mode()
-def _largest_difference(one: nn.Module, other: nn.Module) -> float:
-    """Compare the logits of two language models on tokens drawn at random, over more than two segments."""
+def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
+    """Compare the logits of two models on tokens drawn at random, over more than two segments.
+
+    Returns their largest difference, or refuses one above 1e-5.
+    """
     config: Any = one.config
     other_config: Any = other.config
     if config.vocab_size != other_config.vocab_size:
@@ -65,20 +68,12 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, length), generator=generator, device="cpu")
     first, second = (model(tokens)[0].double() for model in (one, other))
-    return float((first - second).abs().max())
-
-
-def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
-    """Compare the logits of two models; return their largest difference, or refuse one above 1e-5."""
-    difference = _largest_difference(one, other)
+    difference = float((first - second).abs().max())
     if not difference <= _LARGEST_DIFFERENCE:
         raise ValueError(
             f"{what}: its logits differ from the model's by {difference:.1e}, more than {_LARGEST_DIFFERENCE:.0e}"
         )
     return difference
-
-
-# --- weights from files of other code bases ---
 
 
 _EXPECTED = "one that torch can read without running its code"
@@ -95,7 +90,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         weights, _ = read_safetensors(path, _EXPECTED)
     else:
-        weights = weights_of(_load_pickled(path), f"{path}")
+        weights = _weights_of(_load_pickled(path), f"{path}")
     require_finite(weights, path)
     return weights
 
@@ -116,12 +111,16 @@ def _load_pickled(path: Path) -> Any:
     return content
 
 
-def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
+def _weights_of(content: Any, source: str) -> dict[str, Tensor]:
     """Return the weights by name, from a checkpoint or from a dictionary that holds nothing else."""
     for name in _CONTAINERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
-    if not isinstance(content, Mapping) or not all(_is_weight(*item) for item in content.items()):
+    is_table = isinstance(content, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+        for name, value in content.items()
+    )
+    if not is_table:
         raise ValueError(
             f"{source} holds no weights by name; expected tensors, or a checkpoint with them under "
             f"{', '.join(_CONTAINERS)}"
@@ -129,23 +128,8 @@ def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
     return dict(content)
 
 
-def _is_weight(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
-
-
-# --- a language model in one safetensors file: weights, and configuration and tokenizer in its metadata ---
-
-
 _FORMAT = "recurra model 2"
 _WRITTEN = "a file that `recurra convert` wrote"
-_TYPES = {
-    "format": str,
-    "model": str,
-    "config": dict[str, Any],
-    "experiment": dict[str, Any] | None,
-    "step": int | None,
-}
-"""The description's keys and their types; the digest is added to them."""
 
 
 def save_single_file(portable: PortableModel, path: Path) -> None:
@@ -174,30 +158,18 @@ def load_single_file(path: Path) -> PortableModel:
     if "recurra" not in metadata:
         raise ValueError(sentence(str(path), "one that does not say which model its weights belong to", _WRITTEN))
     description = parse_json(metadata["recurra"], f"the description in {path}", allow_nan=True)
-    _require_sound(description, metadata, weights, path)
+    if (found := description.get("format")) != _FORMAT:
+        raise ValueError(sentence(str(path), f"in the format {found!r}", repr(_FORMAT)))
+    text, digest = metadata.get("tokenizer"), description.pop("digest", None)
+    if digest != content_digest({**description, "tokenizer": text}, weights):
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
     require_finite(weights, path)
     model = _build(description, weights, path)
     tokenizer: TextEncoder | None = None
-    if (text := metadata.get("tokenizer")) is not None:
+    if text is not None:
         kind = Vocabulary if "words" in parse_json(text, name := f"the tokenizer in {path}") else BytePairEncoding
         tokenizer = kind.from_json(text, name)
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
-
-
-def _require_sound(
-    description: dict[str, Any], metadata: dict[str, str], weights: dict[str, Tensor], path: Path
-) -> None:
-    """Refuse a description of another format or form, and content that does not match its digest."""
-    found = description.get("format")
-    if found != _FORMAT:
-        raise ValueError(sentence(str(path), f"in the format {found!r}", repr(_FORMAT)))
-    digest = description.pop("digest", None)
-    if digest != content_digest({**description, "tokenizer": metadata.get("tokenizer")}, weights):
-        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
-    if description.keys() != _TYPES.keys():
-        got = f"one with {', '.join(sorted(description))}"
-        raise ValueError(sentence(f"the description in {path}", got, ", ".join(_TYPES)))
-    require_fields(description, _TYPES, f"the description in {path}", finite=False)
 
 
 def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) -> nn.Module:

@@ -1,10 +1,10 @@
 """Published Transformer-XL: weights of the original PyTorch code and of Hugging Face's transfo-xl-wt103.
 
 Both use the same names; Hugging Face puts `transformer.` in front of all but the softmax's (`crit.`). They differ in
-two points. The original PyTorch code (github.com/kimiyoung/transformer-xl, proj_adaptive_softmax.py) reads the columns of
-the clusters in the adaptive softmax from the last to the first. Hugging Face's weights come from the TensorFlow code,
-where cluster i has column i, and its port reads them so (transformers 4.35, modeling_transfo_xl_utilities.py). And that
-port starts a stream with a memory of mem_len zeros, the original, as here, with none.
+two points. The original PyTorch code (github.com/kimiyoung/transformer-xl, proj_adaptive_softmax.py) reads the columns
+of the clusters in the adaptive softmax from the last to the first. Hugging Face's weights come from the TensorFlow
+code, where cluster i has column i, and its port reads them so (transformers 4.35, modeling_transfo_xl_utilities.py).
+And that port starts a stream with a memory of mem_len zeros, the original, as here, with none.
 """
 
 import itertools
@@ -43,6 +43,7 @@ _NAMES = {
 }
 """The names here to the original's."""
 _FREQUENCIES = "pos_emb.inv_freq"
+"""Of the sinusoids: those of all published weights are the ones used here."""
 
 
 def transformer_xl_from_original(
@@ -132,6 +133,7 @@ def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
+@torch.no_grad()
 def _copy(weights: Mapping[str, Tensor], model: TransformerXL, *, reverse_clusters: bool) -> None:
     """Fill the model, and refuse weights that are not exactly its own."""
     places = list(_places(model))
@@ -140,7 +142,8 @@ def _copy(weights: Mapping[str, Tensor], model: TransformerXL, *, reverse_cluste
     unknown = [name for name in weights if name not in known]
     if missing or unknown:
         parts = (f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names)
-        raise ValueError(f"state_dict does not fit this Transformer-XL ({_shape_of(model.config)}); {'; '.join(parts)}")
+        shape = f"cutoffs {model.config.cutoffs}"
+        raise ValueError(f"state_dict does not fit this Transformer-XL ({shape}); {'; '.join(parts)}")
     for names, own_name, parameter in places:
         first, *copies = (name for name in names if name in weights)
         for copy in copies:
@@ -149,8 +152,11 @@ def _copy(weights: Mapping[str, Tensor], model: TransformerXL, *, reverse_cluste
                     f"{first} and {copy} differ, and the model ties them; see the options tie_embeddings, "
                     "tie_projections and share_biases"
                 )
-        _fill(parameter, _part(weights[first], own_name, reverse_clusters=reverse_clusters), first)
-    _check_frequencies(weights, model.config.d_model)
+        values = _part(weights[first], own_name, reverse_clusters=reverse_clusters)
+        if values.shape != parameter.shape:
+            got, wanted = tuple(values.shape), tuple(parameter.shape)
+            raise ValueError(f"{first} does not fit: {got} of its numbers where the model has {wanted}")
+        parameter.copy_(values)
 
 
 def _places(model: TransformerXL) -> Iterator[tuple[list[str], str, nn.Parameter]]:
@@ -159,14 +165,13 @@ def _places(model: TransformerXL) -> Iterator[tuple[list[str], str, nn.Parameter
     for own_name, parameter in model.named_parameters(remove_duplicate=False):
         own_names.setdefault(parameter, []).append(own_name)
     for parameter, group in own_names.items():
-        names = [_original_name(own_name) for own_name in group]
+        names = [
+            next(match.expand(name) for pattern, name in _NAMES.items() if (match := re.fullmatch(pattern, own_name)))
+            for own_name in group
+        ]
         if model.config.share_biases and names[0].endswith(("r_w_bias", "r_r_bias")):
             names.insert(0, names[0].rsplit(".", 1)[1])
         yield names, group[0], parameter
-
-
-def _original_name(own_name: str) -> str:
-    return next(match.expand(name) for pattern, name in _NAMES.items() if (match := re.fullmatch(pattern, own_name)))
 
 
 def _part(tensor: Tensor, own_name: str, *, reverse_clusters: bool) -> Tensor:
@@ -176,27 +181,3 @@ def _part(tensor: Tensor, own_name: str, *, reverse_clusters: bool) -> Tensor:
     if own_name.endswith("keys_values.weight"):
         return tensor[len(tensor) // 3 :]
     return tensor.flip(0) if reverse_clusters and own_name.startswith("head.cluster_") else tensor
-
-
-def _fill(parameter: nn.Parameter, values: Tensor, name: str) -> None:
-    if values.shape != parameter.shape:
-        raise ValueError(
-            f"{name} does not fit: {tuple(values.shape)} of its numbers where the model has {tuple(parameter.shape)}"
-        )
-    with torch.no_grad():
-        parameter.copy_(values)
-
-
-def _check_frequencies(weights: Mapping[str, Tensor], d_model: int) -> None:
-    """The original keeps the sinusoids' frequencies with the weights; here they are always the published ones."""
-    expected = 1.0 / 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    found = weights.get(_FREQUENCIES, expected)
-    rounding = max(1e-5, 2.0 * torch.finfo(found.dtype).eps)
-    values = found.cpu().double()
-    if values.shape != expected.shape or not torch.allclose(values, expected, rtol=rounding, atol=rounding):
-        raise ValueError(f"{_FREQUENCIES} holds other frequencies than 10000^(-2i / {d_model})")
-
-
-def _shape_of(config: TransformerXLConfig) -> str:
-    names = ("n_layer", "cutoffs", "div_val", "tie_embeddings", "tied_projections", "share_biases")
-    return ", ".join(f"{name} {getattr(config, name)}" for name in names)

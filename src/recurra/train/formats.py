@@ -260,7 +260,7 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
         from recurra.convert.export import _run_file as run_file
         from recurra.convert.export import onnx_file
         from recurra.convert.export.onnx_file import OnnxModel
-        from recurra.convert.huggingface.tokenizer import fast_tokenizer
+        from recurra.convert.huggingface.folder import fast_tokenizer
     except ImportError as error:
         raise ValueError(f"the extra export is missing: pip install 'recurra[export]' ({error})") from error
 

@@ -1,15 +1,13 @@
 """The weights that a video model starts from: a run's, the published TimeSformer's, or Hugging Face's port of it.
 
 The published code is github.com/facebookresearch/TimeSformer (timesformer/models/vit.py), Hugging Face's is
-`TimesformerForVideoClassification` of transformers 5. They compute the same with divided and with joint attention; with
-attention over space alone the port gives logits for every frame, where the original, as here, takes the mean over the
-frames before the last norm.
+`TimesformerForVideoClassification` of transformers 5. Divided attention alone is supported.
 """
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,13 +47,6 @@ _HEAD = ("head.weight", "head.bias")
 _HUGGING_FACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-class _Source(NamedTuple):
-    """Weights by our names, and the file that they come from, in words."""
-
-    weights: dict[str, Tensor]
-    what: str
-
-
 def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
     """Load trained weights into a fresh model.
 
@@ -72,15 +63,15 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
         a line that says what was done.
     """
     place = Path(path).expanduser()
-    source = _of_checkpoint(model, place) if is_checkpoint(place) else _published(place)
+    found, source = _of_checkpoint(model, place) if is_checkpoint(place) else _published(place)
     own = {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith((*INDUCTION, *_HEAD))}
     own_head = {name: tensor for name, tensor in own.items() if name in _HEAD}
-    resized = _resized(source, model.config)
+    resized = _resized(found, source, model.config)
     weights = {name: tensor for name, tensor in resized.items() if not name.startswith(INDUCTION)}
     weights |= {name: tensor for name, tensor in own.items() if name.startswith(INDUCTION)}
     has_memory = any(name.startswith("memory.") for name in weights)
     if has_memory and isinstance(model, TimeSformer):
-        raise ValueError(sentence(source.what, "a CR-ViT", "a TimeSformer, for a TimeSformer to start from"))
+        raise ValueError(sentence(source, "a CR-ViT", "a TimeSformer, for a TimeSformer to start from"))
     n_classes = len(weights["head.weight"])
     fresh_head = n_classes != model.config.n_classes
     if isinstance(model, CompactRecurrentViT) and not has_memory:
@@ -90,12 +81,13 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
     else:
         load_weights(model, weights | own_head if fresh_head else weights, place)
     if not fresh_head:
-        return f"starts from {source.what}"
+        return f"starts from {source}"
     model.load_state_dict(own_head, strict=False)
-    return f"starts from {source.what}, with a fresh classifier: {n_classes} classes there"
+    return f"starts from {source}, with a fresh classifier: {n_classes} classes there"
 
 
-def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _Source:
+def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> tuple[dict[str, Tensor], str]:
+    """Return weights by our names, and the file that they come from, in words."""
     file, saved = load_best_checkpoint(place)
     weights = scored_weights(saved)
     if "embedding.positions" not in weights:
@@ -105,10 +97,10 @@ def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _So
     if n_heads != model.config.n_heads:
         got, expected = f"a model with model.n_heads {n_heads}", f"one with model.n_heads {model.config.n_heads}"
         raise ValueError(sentence(str(file), got, expected))
-    return _Source(weights, f"{file}, step {saved['position']['step']}")
+    return weights, f"{file}, step {saved['position']['step']}"
 
 
-def _published(place: Path) -> _Source:
+def _published(place: Path) -> tuple[dict[str, Tensor], str]:
     files = [place] if place.is_file() else [place / name for name in _HUGGING_FACE_FILES if (place / name).is_file()]
     if not place.exists():
         raise FileNotFoundError(sentence("init_from", f"{place}, which does not exist", "a file or folder"))
@@ -119,7 +111,7 @@ def _published(place: Path) -> _Source:
     if missing := {"embedding.positions", "head.weight"} - weights.keys():
         got = f"without {', '.join(sorted(missing))}"
         raise ValueError(sentence(str(files[0]), got, "the weights of a TimeSformer"))
-    return _Source(weights, str(files[0]))
+    return weights, str(files[0])
 
 
 def own_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -140,12 +132,12 @@ def _own_name(name: str) -> str:
     return f"{prefix}{_OWN[module]}.{kind}" if module in _OWN else plain
 
 
-def _resized(source: _Source, config: Any) -> dict[str, Tensor]:
+def _resized(weights: Mapping[str, Tensor], source: str, config: Any) -> dict[str, Tensor]:
     """Interpolate the embeddings of places and times to the sizes of the model (nearest)."""
-    resized = dict(source.weights)
+    resized = dict(weights)
     positions, edge = resized["embedding.positions"], config.image_size // config.patch_size
     rows = round((len(positions) - 1) ** 0.5)
-    require(rows**2 == len(positions) - 1, source.what, f"of {len(positions) - 1} patches", "those of a square frame")
+    require(rows**2 == len(positions) - 1, source, f"of {len(positions) - 1} patches", "those of a square frame")
     grid = positions[1:].T.unflatten(1, (rows, rows))
     grid = functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0]
     resized["embedding.positions"] = torch.cat([positions[:1], grid.flatten(1).T])

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurra._files.weights import shape_difference
 from recurra.checks import require_choice, sentence
 from recurra.layers.attention import SelfAttention
 from recurra.layers.norms import at_least_float32
@@ -16,8 +17,14 @@ from recurra.mixers.rnn import RNN, RNNState
 from recurra.models.compact_recurrent_transformer import CELLS
 from recurra.models.registry import VideoSizes, register_model
 from recurra.ops.cells.gru import GRUCell
-from recurra.video._space_time import NORM_EPS, DividedBlock, DividedEncoder, VideoTransformerConfig, initialise
-from recurra.video.timesformer import VideoModel
+from recurra.video.timesformer import (
+    NORM_EPS,
+    DividedBlock,
+    DividedEncoder,
+    VideoModel,
+    VideoTransformerConfig,
+    initialise,
+)
 
 
 class _MemoryAttention(SelfAttention):
@@ -35,9 +42,6 @@ class _MemoryAttention(SelfAttention):
         return self._mix(queries, torch.cat([key, keys], 2), torch.cat([value, values], 2), seen[:, None, None])
 
 
-# --- the memory that a compact recurrent vision Transformer carries from segment to segment (CRT section 3) ---
-
-
 class _PatchMemory(nn.Module):
     """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame."""
 
@@ -46,36 +50,11 @@ class _PatchMemory(nn.Module):
         self.n_patches = n_patches
         self.rnn = RNN(cell)
 
-    @property
-    def n_vectors(self) -> int:
-        return self.n_patches
+    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B P d"]:
+        return like.new_zeros(batch, self.n_patches, self.rnn.cell.hidden_size)
 
-    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
-        return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
-
-    def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        return memory
-
-    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B P d"]) -> Float[Tensor, "B P d"]:
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
-
-
-class _PooledMemory(_PatchMemory):
-    """A single vector: the RNN reads the mean over the patches, and every position sees the vector."""
-
-    @property
-    def n_vectors(self) -> int:
-        return 1
-
-    def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        return memory.expand(-1, self.n_patches, -1)
-
-    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        return super().read(y.mean(1, keepdim=True), memory)
-
-
-_PATCH_MEMORIES: dict[str, type[_PatchMemory]] = {"per_patch": _PatchMemory, "pooled": _PooledMemory}
-"""The kinds of memory by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +63,21 @@ class CompactRecurrentViTConfig(VideoTransformerConfig):
 
     cell: str = "gru"
     """The recurrent cell of the memory: "gru" or "ncgru"."""
-    memory: str = "per_patch"
-    """The vectors of the memory: one "per_patch" position, or a single one, "pooled"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice(CELLS, cell=self.cell)
-        require_choice(_PATCH_MEMORIES, memory=self.memory)
 
 
 class CompactRecurrentViTState(NamedTuple):
     """What is carried from segment to segment, of constant size and in float32 or better.
 
-    memory: the state of the memory RNN, (B, patches, d_model), or (B, 1, d_model) if pooled; zeros at the start.
+    memory: the state of the memory RNN, (B, patches, d_model); zeros at the start.
     class_token: the output class token of the previous segment; zeros at the start.
     started: 1 for streams that have read a segment, 0 at the start.
     """
 
-    memory: Float[Tensor, "B M d_model"]
+    memory: Float[Tensor, "B P d_model"]
     class_token: Float[Tensor, "B d_model"]
     started: Float[Tensor, " B"]
 
@@ -149,7 +125,7 @@ class CompactRecurrentViT(VideoModel):
         self.encoder = _MemoryEncoder(config)
         self.norm = nn.LayerNorm(config.d_model, eps=NORM_EPS)
         cell = CELLS[config.cell](config.d_model, config.d_model)
-        self.memory = _PATCH_MEMORIES[config.memory](cell, config.n_patches)
+        self.memory = _PatchMemory(cell, config.n_patches)
         self.head_dropout = nn.Dropout(config.head_dropout)
         self.head = nn.Linear(2 * config.d_model, config.n_classes)
         self.apply(initialise)
@@ -176,7 +152,7 @@ class CompactRecurrentViT(VideoModel):
         tokens = self.encoder(
             class_token + state.class_token.to(class_token.dtype),
             patches,
-            self.memory.tokens(state.memory).to(patches.dtype),
+            state.memory.to(patches.dtype),
             has_past,
         )
         tokens = self.norm(tokens)
@@ -186,9 +162,6 @@ class CompactRecurrentViT(VideoModel):
         memory = self.memory.read(tokens[:, 1:].unflatten(1, (self.config.n_patches, -1)), state.memory)
         after = CompactRecurrentViTState(memory, at_least_float32(class_token), torch.ones_like(state.started))
         return logits, after
-
-
-# --- start from a trained TimeSformer (CRT section 5.3) ---
 
 
 def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor]) -> None:
@@ -202,20 +175,11 @@ def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor
         model: the CR-ViT, changed in place.
         state_dict: the weights of the TimeSformer, `timesformer.state_dict()`.
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("memory.")}
-    missing = [name for name in own if name not in state_dict]
-    unknown = [name for name in state_dict if name not in own]
-    if missing or unknown:
-        parts = [f"{how} {', '.join(names)}" for how, names in (("without", missing), ("with", unknown)) if names]
-        expected = f"the weights of a TimeSformer with divided attention and {model.config.n_layer} blocks"
-        raise ValueError(sentence("state_dict", f"a mapping {' and '.join(parts)}", expected))
-    for name, tensor in own.items():
-        shape, expected_shape = tuple(state_dict[name].shape), tuple(tensor.shape)
-        if name == "head.weight":
-            expected_shape = (expected_shape[0], expected_shape[1] // 2)
-        if shape != expected_shape:
-            raise ValueError(sentence(f"state_dict[{name!r}]", f"of shape {shape}", f"{expected_shape}"))
-    with torch.no_grad():
-        for name, tensor in own.items():
-            given = state_dict[name]
-            tensor.copy_(torch.cat([given, given], 1) / 2 if name == "head.weight" else given)
+    weights = dict(state_dict)
+    if "head.weight" in weights:
+        weights["head.weight"] = torch.cat([weights["head.weight"]] * 2, 1) / 2
+    weights |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("memory.")}
+    if difference := shape_difference(model, weights):
+        expected = f"the weights of a TimeSformer of these sizes and {model.config.n_layer} blocks"
+        raise ValueError(sentence("state_dict", f"one of another model (it has {difference})", expected))
+    model.load_state_dict(weights)

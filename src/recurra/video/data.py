@@ -26,7 +26,7 @@ from recurra.data.batches import (
 from recurra.data.files import Cache
 from recurra.video.clips import ClipMaker, FrameSampling, PoseFolder
 from recurra.video.layouts import VIDEO_LAYOUTS, CheckedVideo, Listing, Video, check_videos
-from recurra.video.reader import ReadAhead, VideoError, VideoInfo, require_av
+from recurra.video.reader import ReadAhead, VideoError, VideoInfo
 
 
 class ViewBatch(NamedTuple):
@@ -142,7 +142,6 @@ class VideoViews:
         self, split: _SplitClips, *, n_views: int, n_crops: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
         self.n_views, self.n_crops = n_views, n_crops
-        self.labels = torch.tensor([video.label for video in split.videos])
         self._split = split
         self._mine = range(rank, len(split.videos) * n_views, world_size)
         self._clips_at_once = max(1, batch_size // world_size // n_crops)
@@ -198,10 +197,9 @@ class VideoConfig:
     path: str
     """Folder with the videos, or with lists of them."""
     layout: str = "csv"
-    """Layout of the folder: csv (train.csv, valid.csv, test.csv), folders (SPLIT/CLASS/FILE), smarthome or ucf101."""
+    """Layout of the folder: csv (train.csv, valid.csv, test.csv), folders (SPLIT/CLASS/FILE) or smarthome."""
     protocol: str | None = None
-    """Protocol of the layout. smarthome: cross-subject (the default), cross-view-1 or cross-view-2; ucf101: 1 (the
-    default), 2 or 3."""
+    """Protocol of smarthome: cross-subject (the default), cross-view-1 or cross-view-2."""
     valid_share: float = 0.0
     """If the layout has no validation split: the share of the training videos of each class, drawn with the seed, to
     hold out for it. 0: no validation split."""
@@ -210,9 +208,7 @@ class VideoConfig:
     n_segments: int = 2
     """Segments in a clip; a clip has n_segments * n_frames frames."""
     frame_rate: float | None = None
-    """Frames per second of a clip. Without frame_rate and frame_stride, a clip spans the whole video."""
-    frame_stride: int | None = None
-    """Instead of a frame rate: a clip takes every frame_stride-th frame of the video."""
+    """Frames per second of a clip. Without it, a clip spans the whole video."""
     image_size: int = 224
     """Pixels on a side of the frames that the model sees."""
     scale_jitter: tuple[int, int] | None = None
@@ -232,10 +228,8 @@ class VideoConfig:
     test_crops: int = 3
     """Multi-view test: crops of each clip."""
     on_bad_file: Literal["skip", "error"] = "skip"
-    """Files that are not videos or have fewer than min_frames frames: skip them with one warning, or raise an error.
+    """Files that are not videos or have a single frame: skip them with one warning, or raise an error.
     With skip, a video that fails to decode later becomes a gray clip without targets."""
-    min_frames: int = 2
-    """Videos with fewer frames count as bad files."""
     workers: int = 1
     """Threads that decode clips one step ahead. 0: decode on demand."""
     keep_decoded: bool = False
@@ -254,12 +248,9 @@ class VideoConfig:
         require_choice(("all", "last"), **fields_of(self, "data", "label_segments"))
         require_choice(("skip", "error"), **fields_of(self, "data", "on_bad_file"))
         counts = ("n_frames", "n_segments", "image_size", "batch_size", "eval_batch_size", "test_views", "test_crops")
-        require_whole_number(1, **fields_of(self, "data", *counts, "min_frames", "frame_stride"))
+        require_whole_number(1, **fields_of(self, "data", *counts))
         require_whole_number(0, **fields_of(self, "data", "workers", "seed"))
         require_positive(**fields_of(self, "data", "frame_rate"))
-        if self.frame_rate is not None and self.frame_stride is not None:
-            got = f"{self.frame_rate} with data.frame_stride {self.frame_stride}"
-            raise ValueError(sentence("data.frame_rate", got, "only one of the two"))
         low, high = self.short_sides
         require_whole_number(self.image_size, **{"data.scale_jitter[0]": low})
         require_whole_number(low, **{"data.scale_jitter[1]": high})
@@ -275,7 +266,7 @@ class VideoConfig:
     @property
     def sampling(self) -> FrameSampling:
         """The moments that a clip shows."""
-        return FrameSampling(self.n_segments * self.n_frames, self.frame_rate, self.frame_stride)
+        return FrameSampling(self.n_segments * self.n_frames, self.frame_rate)
 
     def clip_rate(self, video: VideoInfo) -> tuple[float, int | None]:
         """Return the frames per second at which a clip shows a video, and their number if it spans the video.
@@ -292,7 +283,7 @@ class VideoConfig:
         """Find the videos. The files of a split are checked when it is first used.
 
         Raises ValueError if the folder does not have the `layout`; FileNotFoundError for a folder or listed files that
-        do not exist; ImportError if PyAV is missing.
+        do not exist.
         """
         folder = Path(self.path).expanduser()
         if not folder.is_dir():
@@ -313,7 +304,6 @@ class VideoData:
         self, config: VideoConfig, listing: Listing, *, folder: Path, rank: int = 0, world_size: int = 1
     ) -> None:
         require_rank(rank, world_size, config.batch_size)
-        require_av()
         self.config = config
         self.class_names = listing.class_names
         self.output_size = len(listing.class_names)
@@ -349,7 +339,6 @@ class VideoData:
                 self._in_words(split),
                 self._listed[split],
                 skip=self.config.on_bad_file == "skip",
-                min_frames=self.config.min_frames,
                 workers=self.config.workers,
                 store=self._store,
             )

@@ -8,13 +8,13 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from recurra._files.reading import read_json, read_text
-from recurra.checks import choose, require, require_choice, sentence
+from recurra.checks import choose, require, sentence
 from recurra.data.batches import SPLITS, Split
 from recurra.data.files import Cache, progress
 from recurra.registry import Registry
@@ -61,9 +61,9 @@ def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
     _refuse_protocol("csv", protocol)
     lists: dict[Split, list[tuple[str, str, str]]] = {}
     for split in SPLITS:
-        path = _first_file(folder, [f"{name}.csv" for name in _SPLIT_NAMES[split]])
-        if path is not None:
-            lists[split] = _read_list(path)
+        paths = [folder / f"{name}.csv" for name in _SPLIT_NAMES[split] if (folder / f"{name}.csv").is_file()]
+        if paths:
+            lists[split] = _read_list(paths[0])
     if not lists:
         expected = "train.csv, valid.csv (or val.csv) or test.csv"
         raise ValueError(sentence("path", f"{folder}, which has no list", expected))
@@ -78,7 +78,11 @@ def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
                 expected = f"one of the {len(names)} classes of the training list"
                 raise ValueError(f"{where}: {sentence('label', repr(label), expected)}")
             videos[split].append(Video(folder / path_text, number))
-    _require_files(video.path for listed in videos.values() for video in listed)
+    missing = [video.path for listed in videos.values() for video in listed if not _is_file(video.path)]
+    if missing:
+        got = f"one with {len(missing)} files that do not exist ({_some(missing)})"
+        hint = "paths in a list are relative to the folder of the list"
+        raise FileNotFoundError(sentence("the list of videos", got, "files that exist", hint))
     return Listing(names, videos)
 
 
@@ -111,32 +115,6 @@ def _class_folders(root: Path) -> set[str]:
     return {place.name for place in root.iterdir() if place.is_dir() and not place.name.startswith(".")}
 
 
-@VIDEO_LAYOUTS.register("ucf101")
-def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist."""
-    number = protocol or "1"
-    require_choice(("1", "2", "3"), protocol=number)
-    lists: dict[Split, list[Path]] = {}
-    for split in ("train", "test"):
-        name = f"{split}list0{number}.txt"
-        path = _first_file(folder, [name, f"ucfTrainTestlist/{name}"])
-        if path is None:
-            expected = f"{name} in the folder or in its ucfTrainTestlist"
-            raise FileNotFoundError(sentence("path", f"{folder}, which has no {name}", expected))
-        lines = read_text(path, most_bytes=_MOST_BYTES).splitlines()
-        lists[split] = [folder / line.split()[0] for line in lines if line.strip()]
-    names = tuple(sorted({path.parent.name for path in lists["train"]}))
-    unknown = sorted({path.parent.name for path in lists["test"]} - set(names))
-    if unknown:
-        got = f"a list with other classes than the training list ({_some(unknown)})"
-        raise ValueError(sentence("the test list", got, "the same classes"))
-    numbers = {name: label for label, name in enumerate(names)}
-    _require_files(path for paths in lists.values() for path in paths)
-    return Listing(
-        names, {split: [Video(path, numbers[path.parent.name]) for path in paths] for split, paths in lists.items()}
-    )
-
-
 def _video_files(folder: Path) -> list[Path]:
     """List the videos directly in a folder, by suffix, in alphabetical order."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in _VIDEO_SUFFIXES)
@@ -152,10 +130,6 @@ def _some(things: Sequence[object]) -> str:
     text = ", ".join(map(str, things[:_NAMED_IN_A_MESSAGE]))
     rest = len(things) - _NAMED_IN_A_MESSAGE
     return f"{text} and {rest} more" if rest > 0 else text
-
-
-def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _read_list(path: Path) -> list[tuple[str, str, str]]:
@@ -225,17 +199,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # of a name that is too long, for one
         return False
-
-
-def _require_files(paths: Iterable[Path]) -> None:
-    missing = [path for path in paths if not _is_file(path)]
-    if missing:
-        got = f"one with {len(missing)} files that do not exist ({_some(missing)})"
-        hint = "paths in a list are relative to the folder of the list"
-        raise FileNotFoundError(sentence("the list of videos", got, "files that exist", hint))
-
-
-# --- toyota Smarthome: its file names, classes and three protocols (S. Das et al., ICCV 2019) ---
 
 
 _CROSS_SUBJECT_CLASSES = (
@@ -328,9 +291,6 @@ def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
     return Listing(chosen.class_names, videos, notes)
 
 
-# --- check every file of a split once, before training on it ---
-
-
 _FINDINGS = 1  # the format of cache entries
 _CHECKED_MOST_BYTES = 2**30
 
@@ -343,22 +303,20 @@ class CheckedVideo(NamedTuple):
     info: VideoInfo
 
 
-def check_videos(
-    what: str, videos: Sequence[Video], *, skip: bool, min_frames: int, workers: int, store: Cache
-) -> list[CheckedVideo]:
+def check_videos(what: str, videos: Sequence[Video], *, skip: bool, workers: int, store: Cache) -> list[CheckedVideo]:
     """Return the usable videos of a split, in order, with their frames, duration and size."""
     found = _findings([video.path for video in videos], workers, store)
     good, bad = [], []
     for video, finding in zip(videos, found):
         if isinstance(finding, str):
             bad.append(f"{video.path.name} ({finding})")
-        elif finding.n_frames < min_frames:
-            bad.append(f"{video.path.name} ({finding.n_frames} frames, fewer than min_frames {min_frames})")
+        elif finding.n_frames < 2:
+            bad.append(f"{video.path.name} (a single frame)")
         else:
             good.append(CheckedVideo(video.path, video.label, finding))
     if bad and (not skip or not good):
         got = f"{len(videos)} files, {len(bad)} of them unusable ({_some(bad)})"
-        raise VideoError(sentence(what, got, f"videos with at least {min_frames} frames"))
+        raise VideoError(sentence(what, got, "videos of at least 2 frames"))
     if bad:
         warnings.warn(f"skipping {len(bad)} of {len(videos)} files of {what}, unusable: {_some(bad)}", stacklevel=3)
     return good

@@ -26,7 +26,7 @@ from recurra.checks import fields_of, require, require_choice, require_whole_num
 from recurra.data.batches import MOTIONS, random_generator
 from recurra.data.files import progress, user_cache_folder
 from recurra.video.data import VideoConfig, VideoData
-from recurra.video.reader import VideoInfo, require_av
+from recurra.video.reader import VideoInfo
 
 _DIRECTIONS = {
     "right": (1, 0),
@@ -227,7 +227,8 @@ _OUTLINES: tuple[Callable[[np.ndarray, np.ndarray, float], np.ndarray], ...] = (
 
 
 def _write_video(path: Path, pictures: UInt8[np.ndarray, "N S S 3"]) -> None:
-    av = require_av()
+    import av
+
     codec = next(name for name in _CODECS if name in av.codecs_available)
     options = {"preset": "veryfast", "crf": "10"} if codec == "libx264" else {"qscale": "2"}
     with av.open(str(path), "w") as container:

@@ -6,7 +6,7 @@ a skeleton model's features, is pulled towards these by their mean squared diffe
 what it projected. Ours: what has no target does not count, and losses are per segment.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +14,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_choice
+from recurra.checks import require, require_at_least
 from recurra.data.batches import Poses, joint_targets, require_poses
 from recurra.layers.embeddings import IGNORED_TARGET, require_targets
 from recurra.layers.norms import at_least_float32
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.shell import negative_log_likelihood
-from recurra.video._space_time import SpaceTimeEncoder, initialise, require_clip
-from recurra.video.timesformer import TimeSformer, TimeSformerConfig, TimeSformerState
+from recurra.video.timesformer import (
+    TimeSformer,
+    TimeSformerConfig,
+    TimeSformerState,
+    initialise,
+    require_clip,
+)
 
 _D_JOINTS = 256
 """Channels between the two linear layers of 2D-SIM, as in the published code."""
@@ -84,10 +89,7 @@ INDUCTION = ("joint_induction.", "skeleton_induction.")
 
 @dataclass(frozen=True, kw_only=True)
 class PIViTConfig(TimeSformerConfig):
-    """A PI-ViT; the defaults are those published for Toyota Smarthome.
-
-    The attention is "divided", as published, or "joint".
-    """
+    """A PI-ViT; the defaults are those published for Toyota Smarthome."""
 
     n_joints: int = 13
     """Joints of the 2D skeletons."""
@@ -106,7 +108,6 @@ class PIViTConfig(TimeSformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(("divided", "joint"), attention=self.attention)
         require_at_least(1, n_joints=self.n_joints, d_skeleton=self.d_skeleton)
         blocks = f"a block, 1 to n_layer = {self.n_layer}"
         require(1 <= self.joints_after <= self.n_layer, "joints_after", self.joints_after, blocks)
@@ -132,9 +133,9 @@ class TaskLosses(NamedTuple):
 class PIViT(TimeSformer):
     """A TimeSformer with two auxiliary tasks, from which its tokens learn about poses.
 
-    Called without poses, it is a TimeSformer; `timesformer` gives a model without the modules. `loss` with poses adds
-    to -log p of the class the losses of both tasks by their weights (the published ones by default). A segment without
-    a target learns nothing from poses either: our choice.
+    Called without poses, it is a TimeSformer, and a TimeSformer can start from its run without the modules. `loss`
+    with poses adds to -log p of the class the losses of both tasks by their weights (the published ones by
+    default). A segment without a target learns nothing from poses either: our choice.
 
     Published: 2D-SIM after the first block, 3D-SIM after the last, before the final norm, on the mean over all patches
     ("global" alignment). The paper also tries other blocks, alignment by frames and several modules at once, which are
@@ -146,7 +147,6 @@ class PIViT(TimeSformer):
 
     learns_from_poses = True
     config: PIViTConfig
-    encoder: SpaceTimeEncoder
 
     def __init__(self, config: PIViTConfig) -> None:
         super().__init__(config)
@@ -203,11 +203,3 @@ class PIViT(TimeSformer):
         counted = flat != IGNORED_TARGET
         losses = (classes, in_joints.where(counted, 0.0), in_skeleton.where(counted, 0.0), in_classes)
         return TaskLosses(*(each.view_as(targets) for each in losses))
-
-    def timesformer(self) -> TimeSformer:
-        """Return a TimeSformer with copies of these weights and without the modules; it gives the same logits."""
-        shared = {field.name: getattr(self.config, field.name) for field in fields(TimeSformerConfig)}
-        plain = TimeSformer(TimeSformerConfig(**shared))
-        plain = plain.to(self.head.weight).train(self.training)
-        plain.load_state_dict({n: w for n, w in self.state_dict().items() if not n.startswith(INDUCTION)})
-        return plain

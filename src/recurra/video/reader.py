@@ -26,26 +26,20 @@ _REFERRING = frozenset(
 """FFmpeg's formats whose files name other files or addresses, where the pictures are."""
 
 
-def require_av() -> ModuleType:
-    """Import the module `av`. Raises an ImportError that says what to install if it is missing."""
-    try:
-        return importlib.import_module("av")
-    except ImportError as error:
-        message = sentence("PyAV", "not installed", "for video files", "pip install 'recurra[video]'")
-        raise ImportError(message, name="av") from error
-
-
 def _open_container(path: str) -> Any:
     """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else."""
     options = {"format_whitelist": _self_contained_formats(), "protocol_whitelist": "file"}
     # Titles and authors are not read here, and old files have them in old encodings.
-    return require_av().open(path, container_options=options, metadata_errors="replace")
+    import av
+
+    return av.open(path, container_options=options, metadata_errors="replace")
 
 
 @cache
 def _self_contained_formats() -> str:
     """List the formats that FFmpeg may take a file for, as its option wants them."""
-    av: Any = require_av()
+    import av
+
     return ",".join(sorted(name for name in av.formats_available if not _REFERRING & set(name.split(","))))
 
 
@@ -82,8 +76,6 @@ class ReadAhead(Generic[_Item, _Result]):
             self._pending = (following[0], [self._pool.submit(self._read, item) for item in following[1]])
         return [future.result() for future in futures]
 
-
-# --- frames ---
 
 _SAME_TIME = 1e-6
 """Times closer than this, in seconds, are the same; no frame rate comes near it."""
@@ -145,12 +137,14 @@ class VideoFile:
 
     Raises:
         VideoError: the file has no video, or its first frame cannot be decoded; or it is a list of other files.
-        ImportError: PyAV is not installed.
+        ImportError: PyAV is not installed (the extra `video`).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._av = require_av()
+        import av
+
+        self._av: Any = av
         self._seeking_pays = True
         # `frame.reformat` would set up a scaler for each frame, which takes most of the time at small sizes
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()

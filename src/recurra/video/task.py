@@ -1,6 +1,7 @@
 """Video as a task: data, scores and figures; a video as a stream; and a run applied to a video."""
 
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -8,7 +9,7 @@ from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra._files.reading import read_text
@@ -17,17 +18,16 @@ from recurra.analysis.gradient_flow import Thinned
 from recurra.analysis.plots.figure import save_png
 from recurra.analysis.plots.sheets import contact_sheet
 from recurra.checks import require, require_positive, sentence
-from recurra.data.batches import DataSet
+from recurra.data.batches import IGNORED_TARGET, DataSet
 from recurra.models.registry import ModelEntry, VideoSizes
 from recurra.models.shell import evaluation_mode
 from recurra.train.experiment import Experiment
 from recurra.train.run import Run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import Task, find_experiment, register_task
-from recurra.video._classification import class_scores, classify_videos
 from recurra.video._published import start_from
 from recurra.video.clips import evaluation_crops, resize_short_side
-from recurra.video.data import VideoConfig, VideoData
+from recurra.video.data import VideoConfig, VideoData, ViewBatch
 from recurra.video.motions import MotionsConfig
 from recurra.video.reader import VideoFile
 
@@ -45,7 +45,7 @@ class VideoTask(Task):
     def check(self, experiment: Experiment) -> None:
         """Refuse poses for a model that does not learn from them."""
         model: Any = find_experiment(experiment.experiment)[1].model
-        if not _learns_from_poses(model):
+        if not model.learns_from_poses:
             require(getattr(experiment.data, "poses", None) is None, "data.poses", "a folder", "null but for PI-ViT")
 
     def open_data(self, data: Any, folder: RunFolder, *, rank: int = 0, world_size: int = 1) -> DataSet:
@@ -97,8 +97,8 @@ class VideoTask(Task):
             "mean_class_accuracy": scores.mean_class_accuracy,
             "top_1": scores.top_1,
             "top_5": scores.top_5,
-            "n_videos": scores.n_examples,
-            "n_videos_left_out": len(data.videos(split)) - scores.n_examples,
+            "n_videos": len(said.targets),
+            "n_videos_left_out": len(data.videos(split)) - len(said.targets),
             "classes_without_videos": [name for name, there in zip(names, seen) if not there],
             "views": views.n_views,
             "crops": views.n_crops,
@@ -133,7 +133,7 @@ class MotionsTask(VideoTask):
 
     def models(self) -> list[ModelEntry]:
         """List the models of videos that learn from no poses."""
-        return [entry for entry in super().models() if not _learns_from_poses(entry.model)]
+        return [entry for entry in super().models() if not getattr(entry.model, "learns_from_poses", False)]
 
 
 def read_classes(folder: RunFolder) -> tuple[str, ...]:
@@ -144,13 +144,96 @@ def read_classes(folder: RunFolder) -> tuple[str, ...]:
     return names
 
 
-def _learns_from_poses(model: type[nn.Module]) -> bool:
-    return bool(getattr(model, "learns_from_poses", False))
-
-
 def _can_be_listed(name: str) -> bool:
     """Whether a class of this name can be a line of a file: it has letters, and no control characters."""
     return bool(name.strip()) and not any(unicodedata.category(letter) == "Cc" for letter in name)
+
+
+_TOP = 5
+"""The number of guesses that the second score allows; datasets with no more classes than this have no such score."""
+
+
+class _ClassScores(NamedTuple):
+    """Scores on the CPU: each class's examples in `counts`, and NaN among the accuracies for one without any.
+
+    mean_class_accuracy: of the classes that have examples, each with the same weight. top_5: None with five classes or
+    fewer.
+    """
+
+    confusion: Int[Tensor, "C C"]
+    counts: Int[Tensor, " C"]
+    class_accuracies: Float[Tensor, " C"]
+    mean_class_accuracy: float
+    top_1: float
+    top_5: float | None
+
+
+def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]) -> _ClassScores:
+    """Count which class was predicted for which: the likeliest one, and the first of those that tie.
+
+    Args:
+        probabilities: of each class for each example; any values that rank the classes will do.
+        targets: the true class of each example.
+    """
+    if bool(probabilities.isnan().any()):
+        hint = "check that the model's weights and its input are finite"
+        raise FloatingPointError(sentence("a probability", "NaN", "a number", hint))
+    probabilities, targets = probabilities.cpu(), targets.cpu().long()  # for the product below
+    n_classes, n_examples = probabilities.shape[1], len(targets)
+    pairs = targets * n_classes + probabilities.argmax(1)
+    confusion = torch.bincount(pairs, minlength=n_classes**2).view(n_classes, n_classes)
+    counts = confusion.sum(1)
+    accuracies = confusion.diagonal().double() / counts
+    top_5 = None
+    if n_classes > _TOP:
+        guesses = probabilities.argsort(dim=1, descending=True, stable=True)[:, :_TOP]
+        top_5 = int((guesses == targets[:, None]).any(1).sum()) / n_examples
+    top_1 = int(confusion.diagonal().sum()) / n_examples
+    return _ClassScores(confusion, counts, accuracies, float(accuracies.nanmean()), top_1, top_5)
+
+
+class _VideoProbabilities(NamedTuple):
+    """A model's predictions for videos, on the CPU."""
+
+    probabilities: Float[Tensor, "N C"]
+    targets: Int[Tensor, " N"]
+    videos: Int[Tensor, " N"]
+    n_frames: int
+
+
+def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> _VideoProbabilities:
+    """Run a model over views of videos, each from the start of a stream, without autocast or gradients.
+
+    Args:
+        model: called as `model(clips, None) -> (logits, state)`, logits (B, S, C), in evaluation mode.
+        views: the views, in any order and in batches of any size. A view whose last target is `IGNORED_TARGET` is
+            skipped.
+    """
+    device = next(model.parameters()).device
+    totals: dict[int, Tensor] = {}
+    n_views: dict[int, int] = defaultdict(int)
+    targets: dict[int, int] = {}
+    n_frames = 0
+    with evaluation_mode(model), torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        for batch in views:
+            logits = model(batch.inputs.to(device), None)[0][:, -1]
+            n_frames += batch.inputs.shape[0] * batch.inputs.shape[1]
+            of_views = zip(batch.videos.tolist(), batch.targets[:, -1].tolist(), logits.double().softmax(-1).cpu())
+            for video, target, probabilities in of_views:
+                if target != IGNORED_TARGET:
+                    totals[video] = totals[video] + probabilities if video in totals else probabilities
+                    n_views[video] += 1
+                    targets[video] = target
+    if not totals:
+        hint = "check that the dataset has videos and that they can be decoded"
+        raise ValueError(sentence("views", "without a view to score", "at least one", hint))
+    videos = sorted(totals)
+    return _VideoProbabilities(
+        torch.stack([totals[video] / n_views[video] for video in videos]),
+        torch.tensor([targets[video] for video in videos]),
+        torch.tensor(videos),
+        n_frames,
+    )
 
 
 class SegmentPrediction(NamedTuple):

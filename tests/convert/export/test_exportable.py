@@ -111,14 +111,3 @@ def test_a_mixer_of_ones_own_that_onnx_has_not_is_refused():
         ValueError, match=r"(?s)the model cannot be written in ONNX.*aten.exp.default on complex numbers"
     ):
         to_onnx(model)
-
-
-@torch.no_grad()
-def test_large_heads_have_one_graph_for_short_and_long_texts():
-    config = LanguageModelConfig(vocab_size=5, n_layer=1, d_model=16, d_channel_mixing=4, mixer_options={"n_heads": 1})
-    model = LanguageModel(config).eval()
-    traced = prefill_program(model)
-    for length in (3, 1025):  # the operator itself takes a scan and chunks
-        tokens = torch.randint(5, (1, length))
-        logits, _ = traced.program.module()(tokens, torch.zeros(1, *traced.state[0].shape))
-        torch.testing.assert_close(logits, model(tokens)[0], atol=1e-5, rtol=0)

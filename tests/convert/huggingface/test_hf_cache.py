@@ -48,16 +48,6 @@ def test_streams_are_repeated_reordered_and_selected(lm, prompt, padded):
         torch.testing.assert_close(found, expected[order], atol=1e-12, rtol=0)
 
 
-def test_a_copy_is_a_bookmark(lm, prompt):
-    _, cache = read(lm, prompt)
-    bookmark = copy.copy(cache)
-    read(lm, prompt, cache)
-    assert (bookmark.get_seq_length(), cache.get_seq_length()) == (7, 14)
-    again, _ = read(lm, prompt, copy.copy(bookmark))
-    whole, _ = read(lm, torch.cat([prompt, prompt], 1))
-    torch.testing.assert_close(again, whole[:, 7:], atol=1e-12, rtol=0)
-
-
 def test_gradients_flow_through_until_detached(gateloop, prompt):
     cache = gateloop(prompt, use_cache=True).past_key_values
     weight = gateloop.model.embedding.weight

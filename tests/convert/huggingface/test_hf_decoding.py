@@ -72,10 +72,3 @@ def test_the_copy_is_neither_saved_nor_kept_in_training(gateloop, prompt):
         assert gateloop.eval()._prepared is not None
         drop()
         assert gateloop._prepared is None
-
-
-def test_what_cannot_be_prepared(gateloop):
-    with pytest.raises(ValueError, match="dtype is 'int3'"):
-        gateloop.prepare_for_decoding("int3")
-    with pytest.raises(ValueError, match="expected float32 on the CPU"):
-        gateloop.double().prepare_for_decoding()

@@ -132,11 +132,3 @@ def test_an_assistant_that_is_wrong_makes_no_call_long(gateloop, prompt, read_le
     assert torch.equal(found, expected)
     assert len(lengths) > 10
     assert max(lengths[1:]) <= 7 + 4 + 1  # the prompt is read again in front of a draft, but nothing piles up
-
-
-def test_an_assisted_text_goes_on_from_its_cache(gateloop, prompt):
-    options = {"assistant_model": assistant_of(gateloop), "return_dict_in_generate": True}
-    first = generate(gateloop, prompt[:1], **options)
-    assert first.past_key_values.get_seq_length() == 12
-    second = generate(gateloop, first.sequences, past_key_values=first.past_key_values, **options)
-    assert torch.equal(second.sequences, generate(gateloop, prompt[:1], max_new_tokens=2 * NEW))

@@ -1,15 +1,12 @@
-import importlib.util
-import json
-
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.convert.huggingface.conftest import MODELS, VOCABULARY, build
+from tests.convert.huggingface.conftest import MODELS, build
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recurra.convert.huggingface.configuration import config_for
-from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm
+from recurra.convert.huggingface.modeling import causal_lm
 from recurra.ops.cells.ncgru import NCGRUCell
 from recurra.ops.cells.orthogonal import Neumann
 
@@ -104,33 +101,3 @@ def test_missing_weights_are_refused(gateloop, tmp_path):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"model\.norm\.weight are missing"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_weights_of_another_size_are_refused(gateloop, tmp_path):
-    gateloop.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"d_channel_mixing": 17}))
-    (tmp_path / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="of another size"):
-        AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
-
-
-def test_a_trainer_lowers_the_loss(tmp_path):
-    if importlib.util.find_spec("accelerate") is None:
-        pytest.skip("transformers.Trainer needs the package accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    lm = build("crt-gru").float()
-    rows = [{"input_ids": torch.arange(9) % 7, "labels": torch.arange(9) % 7} for _ in range(8)]
-    arguments = TrainingArguments(
-        str(tmp_path), num_train_epochs=6, per_device_train_batch_size=4, learning_rate=0.05, report_to=[], use_cpu=True
-    )
-    trainer = Trainer(model=lm, args=arguments, train_dataset=rows, eval_dataset=rows)
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < before
-    trainer.save_model(tmp_path / "saved")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert isinstance(loaded, RecurraForCausalLM)
-    tokens = torch.arange(9)[None] % VOCABULARY
-    torch.testing.assert_close(loaded(tokens).logits, lm.eval()(tokens).logits, atol=1e-6, rtol=0)

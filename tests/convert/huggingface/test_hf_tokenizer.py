@@ -6,7 +6,7 @@ from tests.starting_tokenizers import with_start
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
+from recurra.convert.huggingface.folder import fast_tokenizer, read_tokenizer, text_start
 from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 TEXT = "a cat and a dog\nthe dog saw  a cat in the garden \nnaïve façade — 日本語 🙂 <unk>\n\n" * 4
@@ -46,25 +46,6 @@ def test_the_way_back(pair):
     encoder, _, folder = pair
     assert read_tokenizer(folder).fingerprint == encoder.fingerprint
     assert read_tokenizer(folder.parent) is None
-
-
-def test_batches_are_padded_on_the_left(pair):
-    encoder, fast, _ = pair
-    assert len(fast) == len(encoder)
-    assert (fast.padding_side, fast.pad_token) == ("left", None)
-    fast.pad_token = fast.convert_ids_to_tokens(0)
-    batch = fast(["a cat", "the dog saw a cat"], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    padded = len(batch["input_ids"][1]) - len(encoder.encode("a cat"))
-    assert batch["attention_mask"][0][:padded] == [0] * padded
-    fast.pad_token = None
-
-
-def test_where_a_text_begins():
-    assert text_start(ENCODERS["words"]) == ENCODERS["words"].eos
-    assert text_start(ENCODERS["bpe"]) == ENCODERS["bpe"].encode("\n").item()
-    assert fast_tokenizer(ENCODERS["words"]).bos_token_id == ENCODERS["words"].eos
-    assert fast_tokenizer(ENCODERS["bpe"]).eos_token_id is None
 
 
 def test_the_tokens_in_front_of_a_text_go_along(tmp_path):

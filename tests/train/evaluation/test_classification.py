@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from recurra.data.batches import IGNORED_TARGET
-from recurra.video._classification import class_scores, classify_videos
 from recurra.video.data import ViewBatch
+from recurra.video.task import class_scores, classify_videos
 
 
 @pytest.mark.parametrize(("n_classes", "ties"), [(2, False), (5, True), (6, True), (11, False)])

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from recurra.train.run import open_run
-from recurra.video._classification import classify_videos
 from recurra.video.reader import VideoFile
-from recurra.video.task import _MAX_FRAMES, _MAX_SEGMENTS, ContactSheet, classify_video
+from recurra.video.task import _MAX_FRAMES, _MAX_SEGMENTS, ContactSheet, classify_video, classify_videos
 
 
 def test_the_last_segment_of_a_test_video_is_what_its_scores_are_from(there):

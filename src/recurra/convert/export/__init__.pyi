@@ -5,6 +5,7 @@ from recurra.convert.export.programs import (
     require_exportable,
     state_tensors,
     step_program,
+    step_to_executorch,
     zero_state,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "require_exportable",
     "state_tensors",
     "step_program",
+    "step_to_executorch",
     "zero_state",
 ]

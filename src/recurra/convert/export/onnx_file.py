@@ -21,18 +21,13 @@ from onnxscript.values import Opset
 
 import recurra
 from recurra._files.reading import parse_json
-from recurra.convert.export import programs as operators  # noqa: F401  registers recurra::complex_scan
-from recurra.convert.export._planes import RealProgram
-from recurra.convert.export.programs import StateTensor, prefill_program, zero_state
+from recurra.convert.export.programs import RealProgram, prefill_program, zero_state
 from recurra.models.shell import LanguageModelShell
-
-# --- the operators of this package in ONNX: a recurrence is one operator Scan ---
-
 
 OPSET = 18
 """The version of ONNX operators that files are written in."""
 
-_domain = Opset("recurra", 1)
+_domain = Opset("recurra", 1)  # of this package's operators: a recurrence is one operator Scan
 
 
 @script(_domain, default_opset=op)
@@ -76,47 +71,6 @@ def _complex_scan(
 
 
 @script(_domain, default_opset=op)
-def _fused(
-    q: FLOAT, k: FLOAT, v: FLOAT, a_re: FLOAT, a_im: FLOAT, x0_re: FLOAT, x0_im: FLOAT
-) -> tuple[FLOAT, FLOAT, FLOAT]:
-    """GateLoop (7)-(8) for one channel a head: Re y, and the last state with a dimension of one step."""
-
-    @graph()
-    def step(re_before, im_before, a_re_t, a_im_t, kv_t):  # type: ignore[no-untyped-def]
-        re_now = op.Add(op.Sub(op.Mul(a_re_t, re_before), op.Mul(a_im_t, im_before)), kv_t)
-        im_now = op.Add(op.Mul(a_re_t, im_before), op.Mul(a_im_t, re_before))
-        return re_now, im_now, op.Identity(re_now)
-
-    last_re, last_im, h_re = op.Scan(
-        x0_re,
-        x0_im,
-        a_re,
-        a_im,
-        op.Mul(k, v),
-        body=step,
-        num_scan_inputs=3,
-        scan_input_axes=[1, 1, 1],
-        scan_output_axes=[1],
-    )
-    one = op.Constant(value_ints=[1])
-    return op.Mul(q, h_re), op.Unsqueeze(last_re, one), op.Unsqueeze(last_im, one)
-
-
-@script(_domain, default_opset=op)
-def _fused_real(q: FLOAT, k: FLOAT, v: FLOAT, a: FLOAT, x0: FLOAT) -> tuple[FLOAT, FLOAT]:
-    """The same for real gates."""
-
-    @graph()
-    def step(before, a_t, kv_t):  # type: ignore[no-untyped-def]
-        now = op.Add(op.Mul(a_t, before), kv_t)
-        return now, op.Identity(now)
-
-    last, h = op.Scan(x0, a, op.Mul(k, v), body=step, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1])
-    one = op.Constant(value_ints=[1])
-    return op.Mul(q, h), op.Unsqueeze(last, one)
-
-
-@script(_domain, default_opset=op)
 def _running_maximum(x: FLOAT) -> FLOAT:
     """The largest number so far along axis 1."""
 
@@ -143,33 +97,12 @@ def _linear_scan(a: FLOAT, b: FLOAT, h0: FLOAT, reverse: bool, backend: str = "a
     return _real_scan(a, b, h0)
 
 
-def _gate_loop_fused(
-    q: FLOAT,
-    k: FLOAT,
-    v: FLOAT,
-    a_re: FLOAT,
-    a_im: FLOAT | None,
-    x0_re: FLOAT,
-    x0_im: FLOAT | None,
-    keep_states: bool,
-    backend: str = "auto",
-) -> tuple[FLOAT, FLOAT, FLOAT]:
-    if a_im is None or x0_im is None:
-        y, last = _fused_real(q, k, v, a_re, x0_re)
-        return y, last, last  # the third stands for the imaginary part, which nothing reads
-    return _fused(q, k, v, a_re, a_im, x0_re, x0_im)
-
-
 _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.cummax.default: _cummax,
     torch.ops.recurra.complex_scan.default: _complex_scan,
     torch.ops.recurra.linear_scan.default: _linear_scan,
-    torch.ops.recurra.gate_loop_fused.default: _gate_loop_fused,
 }
 """`custom_translation_table` of torch.onnx.export."""
-
-
-# --- a file in onnxruntime, under the one contract: `logits, state = model(tokens, state)` ---
 
 
 _OnnxState = dict[str, np.ndarray[Any, Any]]
@@ -263,7 +196,20 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
             raise ValueError(f"the model cannot be written in ONNX: {error}") from error
     assert exported is not None
     graph = exported.model_proto
-    for key, value in _metadata(model, traced.state, tokenizer).items():
+    tensors = [
+        {"name": tensor.name, "shape": tensor.shape, "dtype": "float32", "complex": tensor.is_complex}
+        for tensor in traced.state
+    ]
+    metadata = {
+        "class": type(model).__name__,
+        "config": json.dumps(asdict(model.config)),
+        "version": recurra.__version__,
+        "vocab_size": str(model.config.vocab_size),
+        "state": json.dumps(tensors),
+    }
+    if tokenizer is not None:
+        metadata["tokenizer"] = tokenizer
+    for key, value in metadata.items():
         graph.metadata_props.add(key=f"recurra.{key}", value=value)
     return graph
 
@@ -300,21 +246,6 @@ def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
             differences.append((found - logits).abs().max() / logits.abs().max())
     model.train(was_training)
     return float(torch.stack(differences).max())
-
-
-def _metadata(model: LanguageModelShell, state: tuple[StateTensor, ...], tokenizer: str | None) -> dict[str, str]:
-    tensors = [
-        {"name": tensor.name, "shape": tensor.shape, "dtype": "float32", "complex": tensor.is_complex}
-        for tensor in state
-    ]
-    known = {
-        "class": type(model).__name__,
-        "config": json.dumps(asdict(model.config)),
-        "version": recurra.__version__,
-        "vocab_size": str(model.config.vocab_size),
-        "state": json.dumps(tensors),
-    }
-    return known if tokenizer is None else known | {"tokenizer": tokenizer}
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.export import default_decompositions
 
 from recurra.checks import require_choice
-from recurra.convert.export._planes import RealProgram
 from recurra.convert.export.onnx_file import OPSET, quietly
 from recurra.convert.export.programs import (
     AT_ONE_STEP,
     GatedModel,
     GateLayer,
+    RealProgram,
     StateTensor,
     gated_step_program,
     zero_state,

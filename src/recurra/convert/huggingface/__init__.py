@@ -11,12 +11,10 @@ not import this, such as a command line tool, runs with the models registered as
 Needs the extra `hf`: `pip install "recurra[hf]"`.
 """
 
-import recurra.convert.huggingface.requirement  # noqa: F401 - before what imports transformers
 from recurra.convert.huggingface import configuration, modeling
 from recurra.convert.huggingface.configuration import RecurraConfig, RecurrentCache, config_for
-from recurra.convert.huggingface.folder import load_folder, save_folder
+from recurra.convert.huggingface.folder import fast_tokenizer, load_folder, read_tokenizer, save_folder
 from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm, register
-from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer
 
 register()
 globals().update({kind.__name__: kind for kind in (*configuration.CONFIGS, *modeling.MODELS)})

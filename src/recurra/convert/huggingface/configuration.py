@@ -1,7 +1,7 @@
 """Configurations and the recurrent cache of the language models in transformers, and checks of their folders."""
 
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,22 +30,10 @@ def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
     manifest = read_manifest(folder)
     require_fields(manifest, _ABOUT, str(folder / MANIFEST), finite=False)
     require_files(folder, manifest.get("files", {}), patterns)
-    _require_no_code(folder)
-    _require_own_weights(folder)
-    for path in sorted(folder.glob("*.safetensors")):
-        read_metadata(path, "weights that save_pretrained wrote")
-    return manifest
-
-
-def _require_no_code(folder: Path) -> None:
-    for name in _WITH_CODE:
-        path = folder / name
+    for path in (folder / name for name in _WITH_CODE):
         if path.is_file() and "auto_map" in read_json(path, allow_nan=True):
             got = "a file with auto_map, which names code to run"
             raise ValueError(sentence(str(path), got, "a folder without code of its own", "remove auto_map"))
-
-
-def _require_own_weights(folder: Path) -> None:
     for path in sorted(folder.glob("*.index*.json")):
         names = read_json(path, most_bytes=_MOST_INDEX_BYTES, allow_nan=True).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
@@ -53,9 +41,9 @@ def _require_own_weights(folder: Path) -> None:
         for name in sorted(set(names.values())):
             if name in ("", ".", "..") or "/" in name or "\\" in name:
                 raise ValueError(sentence(f"weight_map in {path}", f"one with {name!r}", "names of files beside it"))
-
-
-# --- configuration ---
+    for path in sorted(folder.glob("*.safetensors")):
+        read_metadata(path, "weights that save_pretrained wrote")
+    return manifest
 
 
 _NAMES = {
@@ -103,16 +91,15 @@ def _config_class(entry: ModelEntry) -> type[RecurraConfig]:
             "attribute_map": ClassVar[dict[str, str]],
             **{each.name: each.type for each in own},
         },
-        **{each.name: _default(each) for each in own},
+        **{
+            each.name: each.default if each.default_factory is MISSING else field(default_factory=each.default_factory)
+            for each in own
+        },
         "entry": entry,
         "model_type": "recurra" if is_first else f"recurra-{entry.name}",
         "attribute_map": {theirs: ours for theirs, ours in _NAMES.items() if ours in names},
     }
     return type(f"Recurra{entry.label}Config", (RecurraConfig,), attributes)
-
-
-def _default(own: Field[Any]) -> Any:
-    return own.default if own.default_factory is MISSING else field(default_factory=own.default_factory)
 
 
 CONFIGS: tuple[type[RecurraConfig], ...] = tuple(_config_class(entry) for entry in list_models(DataSizes))
@@ -129,9 +116,6 @@ def config_for(model_config: Any, **others: Any) -> RecurraConfig:
             return kind(**{field.name: getattr(model_config, field.name) for field in fields(model_config)}, **others)
     known = ", ".join(kind.entry.config.__name__ for kind in CONFIGS)
     raise TypeError(sentence("model_config", kind_of(model_config), f"one of {known}"))
-
-
-# --- the recurrent state where transformers keeps keys and values ---
 
 
 ASSISTED = 256

@@ -1,19 +1,156 @@
-"""A language model as a folder that transformers loads, and back."""
+"""A language model and its tokenizer as a folder that transformers loads, and back.
 
-from collections.abc import Iterator
+A tokenizer gives the same ids for every text, and the same text back.
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from recurra._files.digests import write_manifest
-from recurra.checks import sentence
+from recurra._files.reading import read_text
+from recurra.checks import kind_of, sentence
 from recurra.convert.huggingface.configuration import MODEL_FILES, TOKENIZER_FILES, RecurraConfig, require_sound
 from recurra.convert.huggingface.modeling import MODELS, causal_lm
-from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
 from recurra.convert.portable import PortableModel
+from recurra.data.tokenizers import (
+    EOS,
+    MOST_TOKENIZER_BYTES,
+    UNK,
+    BytePairEncoding,
+    TextEncoder,
+    Vocabulary,
+    library_errors,
+    parse_tokenizer,
+    tokenizer_of,
+)
+from recurra.streams.continuation import encode_first, first_tokens
+
+# A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one,
+# for none has white space.
+_NO_PREFIX = " \0"
+# What Python's str.split takes for white space and Unicode, and with it the library, does not.
+_SEPARATORS = "[\x1c-\x1f]"
+_PROBES = (
+    "a cat and a dog\nthe dog\n\n\n saw  a cat \n",
+    " leading\tand\x1cseparated\u3000by  \u00a0 all\r\nkinds of\u2028blanks\u0085\n \n",
+    "naïve façade — 日本語 🙂 x<eos>y <unk> <eos>\n1,234.5 don't\n",
+)
+
+
+def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
+    """Return a run's tokenizer as transformers has it.
+
+    It pads on the left, and has no token for padding: set `pad_token` to any there is, for with the attention mask it
+    is not read. Of a word-level vocabulary <eos>, the end of a line, is also where a text begins; byte pair encodings
+    put in front of a text what they put there in their tokenizer.json, and nothing behind it.
+
+    Args:
+        encoder: a `Vocabulary` or a `BytePairEncoding`.
+    """
+    options: dict[str, Any] = {"padding_side": "left", "clean_up_tokenization_spaces": False}
+    if isinstance(encoder, Vocabulary):
+        tokenizer = _of_words(encoder)
+        # special tokens of the text are words like others: x<eos>y is one word, and not a known one
+        options |= {"bos_token": EOS, "eos_token": EOS, "unk_token": UNK, "split_special_tokens": True}
+    elif isinstance(encoder, BytePairEncoding):
+        tokenizer = _of_byte_pairs(encoder)
+    else:
+        got = f"a {type(encoder).__name__}"
+        raise ValueError(sentence("the tokenizer", got, "words or byte pairs, which transformers has, too"))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **options
+    )
+    _require_equal(encoder, fast, "the tokenizer")
+    return fast
+
+
+def read_tokenizer(folder: Path) -> TextEncoder | None:
+    """Read the tokenizer of a folder that transformers loads; None if there is no tokenizer.json."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    content = parse_tokenizer(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
+    if content["model"].get("type") == "WordLevel":
+        encoder: TextEncoder = _words_of(content["model"].get("vocab"), path)
+    else:
+        encoder = BytePairEncoding(tokenizer_of(content, str(path)))
+        if not encoder.start:  # transformers writes a post-processor that adds nothing
+            encoder = BytePairEncoding(tokenizer_of({**content, "post_processor": None}, str(path)))
+    try:
+        with library_errors():
+            theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            _require_equal(encoder, theirs, f"the tokenizer of {folder}")
+    except ValueError as error:
+        raise ValueError(sentence(str(path), f"unreadable ({error})", "one that `recurra convert` wrote")) from error
+    return encoder
+
+
+def _words_of(numbers: Mapping[str, int] | None, path: Path) -> Vocabulary:
+    if not isinstance(numbers, dict):
+        raise ValueError(sentence(f"the vocabulary in {path}", kind_of(numbers), "words and their numbers"))
+    words = sorted(numbers, key=numbers.__getitem__)
+    if sorted(numbers.values()) != list(range(len(words))):
+        got = "one whose words are not numbered from 0 without gaps"
+        raise ValueError(sentence(f"the vocabulary in {path}", got, f"numbers 0 to {len(words) - 1}"))
+    try:
+        return Vocabulary(words)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def text_start(encoder: TextEncoder) -> int | None:
+    """The token that a text without a prompt begins with: the encoder's own, or a line feed; None for several."""
+    tokens = first_tokens(encoder)
+    return tokens[0] if len(tokens) == 1 else None
+
+
+def _of_words(vocabulary: Vocabulary) -> Tokenizer:
+    words = {word: number for number, word in enumerate(vocabulary.words)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace("\n", f" {EOS} "), normalizers.Replace(Regex(_SEPARATORS), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.WordPiece(prefix=_NO_PREFIX, cleanup=False),  # puts blanks between the words
+            decoders.Fuse(),
+            decoders.Replace(Regex(f"(^| ){EOS}(?= |$)"), "\n"),
+            decoders.Replace("\n ", "\n"),
+        ]
+    )
+    return tokenizer
+
+
+def _of_byte_pairs(encoder: BytePairEncoding) -> Tokenizer:
+    """The tokenizer without what it adds behind a text, after which no run continues."""
+    tokenizer = Tokenizer.from_str(encoder.to_json())
+    start = [(tokenizer.id_to_token(token), token) for token in encoder.start]
+    words = [*(word for word, _ in start), "$A"]
+    tokenizer.post_processor = processors.TemplateProcessing(single=words, special_tokens=start) if start else None
+    return tokenizer
+
+
+def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: str) -> None:
+    for text in _PROBES:
+        ours, theirs = encoder.encode(text).tolist(), fast(text, add_special_tokens=False)["input_ids"]
+        if ours != theirs:
+            raise ValueError(
+                f"{what} cannot be taken over: {text!r} becomes {ours[:12]}... in a run, and {theirs[:12]}... in "
+                "transformers"
+            )
+        first = encode_first(encoder, text).tolist()
+        if isinstance(encoder, BytePairEncoding) and fast(text)["input_ids"] != first:
+            raise ValueError(f"{what} cannot be taken over: in transformers it does not begin {text!r} as in a run")
+        if encoder.decode(ours) != fast.decode(theirs):
+            raise ValueError(f"{what} cannot be taken over: {ours[:12]}... is not the same text in transformers")
 
 
 def save_folder(portable: PortableModel, folder: Path) -> None:
@@ -47,7 +184,7 @@ def load_folder(folder: Path) -> PortableModel:
             raise ValueError(f"{folder} holds a model of type {config.model_type!r}; expected a model of this package")
         kind = next(kind for kind in MODELS if kind.config_class is type(config))
         with _quietly():
-            model = kind.from_sound_folder(folder, config=config, dtype=torch.float32)
+            model = kind.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = read_tokenizer(folder)
     except OSError:
         raise

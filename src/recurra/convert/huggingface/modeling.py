@@ -223,11 +223,6 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         folder = None if place is None else Path(place) / options["subfolder"]
         if folder is not None and folder.is_dir():  # else a name on the Hub
             require_sound(folder, MODEL_FILES)
-        return cls.from_sound_folder(place, *arguments, output_loading_info=output_loading_info, **options)
-
-    @classmethod
-    def from_sound_folder(cls, place: Any, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Load as `from_pretrained`, from a folder whose files were compared with their digests."""
         model, info = super().from_pretrained(place, *arguments, output_loading_info=True, **options)
         source = cls.__name__ if place is None else str(place)
         absent = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])

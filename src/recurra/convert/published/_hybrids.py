@@ -11,14 +11,15 @@ from recurra.convert.published._rules import (
     Block,
     Fused,
     Rule,
+    Settings,
     attention_rules,
     heads_of,
     plain_rules,
     reordered,
     stacked,
     turned_pairs,
+    written,
 )
-from recurra.convert.published._settings import Settings, written
 from recurra.mixers.registry import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 

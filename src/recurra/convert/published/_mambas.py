@@ -4,8 +4,17 @@ import math
 from typing import Any
 
 from recurra.checks import require, sentence
-from recurra.convert.published._rules import SWIGLU, Architecture, Block, Rule, attention_rules, options_of, plain_rules
-from recurra.convert.published._settings import Settings, written
+from recurra.convert.published._rules import (
+    SWIGLU,
+    Architecture,
+    Block,
+    Rule,
+    Settings,
+    attention_rules,
+    options_of,
+    plain_rules,
+    written,
+)
 from recurra.models.language_model import LanguageModelConfig
 
 _Options = dict[str, dict[str, Any]]

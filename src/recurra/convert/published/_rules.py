@@ -1,20 +1,169 @@
-"""What a converter knows of a published architecture: its config.json, and rules for weights, read both ways."""
+"""What a converter knows of a published architecture.
 
+Every entry of its config.json is read, neutral or refused by name. Rules for its weights are read in both directions.
+"""
+
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.mixers.registry import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
 _N_SHOWN = 5
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 """The layers of a SwiGLU network, as most of transformers' models name them."""
+
+
+_MOST_LAYERS = 10**6
+"""How many layers a config.json may ask for: each gets an entry in a list before any weight is read."""
+
+_MOST = 2**31 - 1
+
+# How transformers before 5 goes on from a model's logits stood in every config.
+_OF_NO_CONCERN_NAMES = """
+_name_or_path architectures attn_implementation auto_map bos_token_id chunk_size_feed_forward dtype eos_token_id
+finetuning_task id2label initializer_range is_encoder_decoder label2id model_type output_attentions
+output_hidden_states pad_token_id prefix problem_type return_dict sep_token_id task_specific_params tf_legacy_loss
+tokenizer_class torch_dtype torchscript transformers_version use_bfloat16 use_cache
+bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
+encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty
+max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores
+remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+"""
+_OF_NO_CONCERN = frozenset(_OF_NO_CONCERN_NAMES.split())
+"""What says nothing about what the model computes."""
+
+
+class Settings:
+    """Entries of a config.json, which messages call `name`, taken one by one; `finish` refuses what is left."""
+
+    def __init__(self, entries: Mapping[str, Any], name: str) -> None:
+        self._left = {key: value for key, value in entries.items() if key not in _OF_NO_CONCERN}
+        self._name = name
+
+    def rename(self, other: str, key: str) -> None:
+        """Let the entry `key` stand under another name, too."""
+        value = self._left.pop(other, None)
+        if value is not None and self._left.setdefault(key, value) != value:
+            raise self._refusal(other, repr(value), f"that of {key}, {self._left[key]!r}")
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
+        """Take a whole number from `least` to `most`."""
+        value = self._left.pop(key, default)
+        if not _is_whole(value, least, most):
+            got = "missing" if value is None else repr(value)
+            raise self._refusal(key, got, f"a whole number from {least} to {most}")
+        return int(value)
+
+    def sizes(self, names: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        """Take whole numbers above 0: names here to names there and defaults."""
+        return {own: self.size(key, default) for own, (key, default) in names.items()}
+
+    def optional_size(self, key: str, default: int | None = None, *, absent: str | None = None) -> int | None:
+        """Take a whole number above 0; None if it is null or the word `absent`, or missing without a default."""
+        value = self._left.pop(key, default)
+        if value is None or (absent is not None and value == absent):
+            return None
+        if not _is_whole(value, 1, _MOST):
+            others = "or null" if absent is None else f"null or {absent!r}"
+            raise self._refusal(key, repr(value), f"a whole number above 0, {others}")
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        """Take a finite number."""
+        value = self._left.pop(key, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # of a whole number of any length, unlike math.isfinite
+        if not is_number or not abs(value) <= sys.float_info.max:
+            raise self._refusal(key, repr(value), "a finite number")
+        return float(value)
+
+    def channels(self, key: str, default: float, d_model: int) -> float:
+        """Take a factor of d_model; return the product."""
+        channels = d_model * self.number(key, default)
+        if not math.isfinite(channels):
+            raise self._refusal(key, f"a factor for {channels} channels", "one for a finite number")
+        return channels
+
+    def words(self, key: str, known: Iterable[str]) -> list[str] | None:
+        """Take a list of one or more of the words `known`; None if it is null or missing."""
+        value, known = self._left.pop(key, None), list(known)
+        if value is not None and not (isinstance(value, list) and value and all(word in known for word in value)):
+            raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
+        return value
+
+    def numbers(self, key: str) -> list[int]:
+        """Take a list of whole numbers from 0 up; empty if it is null or missing."""
+        value = self._left.pop(key, None)
+        if value is not None and not (isinstance(value, list) and all(_is_whole(number, 0, _MOST) for number in value)):
+            raise self._refusal(key, repr(value), "a list of whole numbers")
+        return value or []
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Take true or false."""
+        value = self._left.pop(key, default)
+        if not isinstance(value, bool):
+            raise self._refusal(key, repr(value), "true or false")
+        return value
+
+    def rotation(self, share: float) -> tuple[float, float]:
+        """Take the base of rotary attention's angles and the share of the channels that turn, `share` by default."""
+        value = self._left.pop("rope_parameters", None)
+        if value is not None and not isinstance(value, dict):
+            raise self._refusal("rope_parameters", repr(value), "an object")
+        section = Settings(value or {}, f"rope_parameters in {self._name}")
+        base = section.number("rope_theta", self.number("rope_theta", 10000.0))
+        share = section.number("partial_rotary_factor", self.number("partial_rotary_factor", share))
+        if not 0 <= share <= 1:
+            raise self._refusal("partial_rotary_factor", repr(share), "a share from 0 to 1")
+        section.only(rope_type="default", type="default")  # the second is its name in older files
+        section.finish()
+        self.only(rope_scaling=None)
+        return base, share
+
+    def only(self, **neutral: Any) -> None:
+        """Take entries that must have this value, or one of a tuple, or be missing."""
+        for key, value in neutral.items():
+            known = value if isinstance(value, tuple) else (value,)
+            got = self._left.pop(key, known[0])
+            if not any(got is one or got == one for one in known):
+                raise self._refusal(key, f"{got!r}, which is not supported", " or ".join(map(repr, known)))
+
+    def ignore(self, keys: str) -> None:
+        """Drop entries that say how a model starts, trains or runs, not what it computes; blanks between them."""
+        for key in keys.split():
+            self._left.pop(key, None)
+
+    def finish(self) -> None:
+        """Refuse what nobody took."""
+        if self._left:
+            got = f"one with {', '.join(sorted(self._left))}"
+            raise ValueError(sentence(self._name, got, "no entries that this converter does not know"))
+
+    def refuse_experts(self, n_experts: int, n_sparse: int, n_layer: int, expected: str) -> None:
+        """Refuse layers that are mixtures of experts."""
+        if n_sparse:
+            hint = "mixtures of experts are not supported"
+            raise ValueError(sentence("num_experts", f"{n_experts} in {n_sparse} of {n_layer} layers", expected, hint))
+
+    def _refusal(self, key: str, got: str, expected: str) -> ValueError:
+        return ValueError(sentence(f"{key} in {self._name}", got, expected))
+
+
+def written(options: Mapping[str, Any], names: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
+    """The way back of `Settings.sizes`."""
+    return {key: options[own] for own, (key, _) in names.items()}
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 class Rule(NamedTuple):
@@ -79,7 +228,7 @@ def read_config(architecture: Architecture, settings: Settings) -> LanguageModel
     """Make a model's shape of its config.json."""
     for other, key in architecture.other_names.items():
         settings.rename(other, key)
-    d_model, n_layer = settings.size("hidden_size"), settings.size("num_hidden_layers", most=MOST_LAYERS)
+    d_model, n_layer = settings.size("hidden_size"), settings.size("num_hidden_layers", most=_MOST_LAYERS)
     shape: dict[str, Any] = {
         "vocab_size": settings.size("vocab_size"),
         "n_layer": n_layer,
@@ -219,9 +368,6 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= _N_SHOWN else f"{shown} and {len(names) - _N_SHOWN} more"
 
 
-# --- tensors of another code base in which the rows of several matrices take turns, head by head ---
-
-
 class Fused(NamedTuple):
     """A matrix whose rows are those of one group of heads after the other, and within a group part by part.
 
@@ -264,9 +410,6 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
         parts = [weights.pop(name).unflatten(0, (one.n_groups, -1)) for name in one.names]
         weights[one.name] = torch.cat(parts, 1).flatten(0, 1)
     return weights
-
-
-# --- rotary attention of transformers: channel i of a head turns with i + n / 2, and here 2i turns with 2i + 1 ---
 
 
 def heads_of(block: Block) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     Architecture,
+    Settings,
     fill,
     fused_of,
     join_fused,
@@ -30,7 +31,6 @@ from recurra.convert.published._rules import (
     split_fused,
     weights_by_their_names,
 )
-from recurra.convert.published._settings import Settings
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.mixers.registry import mixer_options
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
