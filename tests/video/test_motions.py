@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -33,20 +32,6 @@ def test_the_shape_moves_as_the_class_says(first, second):
         expected = vectors[first if number < 5 else second]
         assert tuple(np.sign(moved)) == expected, number
         assert all(abs(step) in (0, 2, 3, 4, 5) for step in moved)
-
-
-@pytest.mark.parametrize(("label", "n_classes"), [("pair", 9), ("sum", 3)])
-def test_what_one_half_can_know(label, n_classes):
-    """Given either half's motion, all of K classes are equally likely: at best 1/K are right."""
-    every = [
-        (first, second, motions._class_number(first, second, 3, label)) for first in range(3) for second in range(3)
-    ]
-    assert {number for *_, number in every} == set(range(n_classes))
-    for half in (0, 1):
-        for motion in range(3):
-            classes = Counter(row[2] for row in every if row[half] == motion)
-            assert list(classes.values()) == [1, 1, 1]
-    assert len(motions._class_names(["a", "b", "c"], label)) == n_classes
 
 
 def test_the_files_are_videos_of_their_classes(tmp_path):
@@ -121,11 +106,10 @@ def test_two_processes_at_once(tmp_path, monkeypatch):
     assert len(list((folder / "videos").iterdir())) == 10
 
 
-@pytest.mark.parametrize(("label", "n_classes"), [("pair", 16), ("sum", 4)])
-def test_as_a_data_set(label, n_classes, user_cache):
-    config = MotionsConfig(**SMALL, label=label, seed=3)
+def test_as_a_data_set(user_cache):
+    config = MotionsConfig(**SMALL, seed=3)
     data = config.build()
-    assert data.output_size == len(data.class_names) == n_classes
+    assert data.output_size == len(data.class_names) == 16
     assert (data.n_frames, data.n_segments, data.image_size) == (4, 2, 16)
     assert [len(data.videos(split)) for split in ("train", "valid", "test")] == [16, 2, 2]
     assert Path(data.config.path).parent == user_cache / "recurra"
@@ -150,7 +134,6 @@ def test_as_a_data_set(label, n_classes, user_cache):
         ("n_motions", 9, "n_motions is 9; expected at most 8"),
         ("image_size", 14, "image_size is 14; expected at least 16"),
         ("image_size", 33, "image_size is 33; expected an even number"),
-        ("label", "product", "label is 'product'; expected one of pair, sum"),
         ("n_segments", 0, "n_segments is 0; expected at least 1"),
     ],
 )

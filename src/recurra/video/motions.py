@@ -2,12 +2,8 @@
 
 A shape moves in one direction in the first half of a video, and in another, drawn independently, in the second. Picture
 and movement wrap around at the edges and the start is uniform, so the position in one half says nothing about the other
-half; nor do shape, colour, size, speed and background, which stay the same. With K directions:
-
-- label "pair": the class is the ordered pair, one of K * K. A model that sees one half is right for at most 1/K of the
-  videos; chance is 1/K^2.
-- label "sum": the class is (first + second) mod K, with the directions numbered. One half alone says nothing: a model
-  that sees one half is right for at most 1/K of the videos, which is chance.
+half; nor do shape, colour, size, speed and background, which stay the same. With K directions the class is the ordered
+pair, one of K * K: a model that sees one half is right for at most 1/K of the videos; chance is 1/K^2.
 """
 
 import os
@@ -22,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from recurra._files.digests import read_stamped, write_stamped
-from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
+from recurra.checks import fields_of, require, require_whole_number, sentence
 from recurra.data.batches import MOTIONS, random_generator
 from recurra.data.files import progress, user_cache_folder
 from recurra.video.data import VideoConfig, VideoData
@@ -42,7 +38,7 @@ _DIRECTIONS = {
 their axis, which shows in the places that a shape passes, whatever their order; from three on, the order counts."""
 _FRAMES_PER_SECOND = 8
 _CODECS = ("libx264", "mpeg4")
-_FORMAT = 2  # of the videos and lists
+_FORMAT = 3  # of the videos and lists
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,6 @@ class MotionsConfig:
     """Videos in total: a tenth each, rounded down, for validation and test, and the rest for training."""
     n_motions: int = 4
     """Number of directions, 2 to 8: the first of right, down, left, up and the diagonals."""
-    label: Literal["pair", "sum"] = "pair"
-    """The class: the ordered pair of directions, or their sum modulo n_motions."""
     frames_per_motion: int = 8
     """Frames in each half of a video."""
     image_size: int = 32
@@ -77,7 +71,6 @@ class MotionsConfig:
     """Seed of the videos and of the training order."""
 
     def __post_init__(self) -> None:
-        require_choice(("pair", "sum"), **fields_of(self, "data", "label"))
         require_whole_number(10, **fields_of(self, "data", "n_videos"))
         require_whole_number(2, **fields_of(self, "data", "n_motions", "frames_per_motion"))
         require_whole_number(16, **fields_of(self, "data", "image_size"))
@@ -92,14 +85,14 @@ class MotionsConfig:
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
         """Write the videos if they do not exist yet, and open them."""
         folder = self._folder()
-        names = ("n_videos", "n_motions", "label", "frames_per_motion", "image_size", "seed")
+        names = ("n_videos", "n_motions", "frames_per_motion", "image_size", "seed")
         write_motions(folder, **{name: getattr(self, name) for name in names})
         return self._videos(folder).build(rank=rank, world_size=world_size)
 
     def _folder(self) -> Path:
         if self.path is not None:
             return Path(self.path).expanduser()
-        sizes = (self.n_videos, self.n_motions, self.label, self.frames_per_motion, self.image_size, self.seed)
+        sizes = (self.n_videos, self.n_motions, self.frames_per_motion, self.image_size, self.seed)
         return user_cache_folder() / "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
 
     def _videos(self, folder: Path) -> VideoConfig:
@@ -116,22 +109,11 @@ class MotionsConfig:
         )
 
 
-def _class_names(directions: list[str], label: str) -> list[str]:
-    if label == "pair":
-        return [f"{first} then {second}" for first in directions for second in directions]
-    return [f"sum {number}" for number in range(len(directions))]
-
-
-def _class_number(first: int, second: int, n_motions: int, label: str) -> int:
-    return first * n_motions + second if label == "pair" else (first + second) % n_motions
-
-
 def write_motions(
     folder: str | os.PathLike[str],
     n_videos: int,
     *,
     n_motions: int = 4,
-    label: Literal["pair", "sum"] = "pair",
     frames_per_motion: int = 8,
     image_size: int = 32,
     seed: int = 0,
@@ -146,14 +128,15 @@ def write_motions(
     Raises ValueError for a folder with other content, and ImportError if PyAV is missing.
     """
     folder = Path(folder)
-    made_from = {"format": _FORMAT, "n_videos": n_videos, "n_motions": n_motions, "label": label}
+    made_from = {"format": _FORMAT, "n_videos": n_videos, "n_motions": n_motions}
     made_from |= {"frames_per_motion": frames_per_motion, "image_size": image_size, "seed": seed}
     if _holds(folder, made_from):
         return
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     (new / "videos").mkdir(parents=True)
     try:
-        names = _class_names(list(_DIRECTIONS)[:n_motions], label)
+        directions = list(_DIRECTIONS)[:n_motions]
+        names = [f"{first} then {second}" for first in directions for second in directions]
         lines = []
         with progress("writing the videos", n_videos) as count:
             for number in range(n_videos):
@@ -162,7 +145,7 @@ def write_motions(
                 pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
                 place = f"videos/{number:06d}.mp4"
                 _write_video(new / place, pictures)
-                lines.append(f"{place},{names[_class_number(first, second, n_motions, label)]}\n")
+                lines.append(f"{place},{names[first * n_motions + second]}\n")
                 count(1)
         _write_lists(new, lines)
         (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")

@@ -313,7 +313,7 @@ def _planes(x: Tensor | _Complex) -> _Complex:
 
 def _on_both(target: Any, *args: Any, **kwargs: Any) -> _Complex:
     """Apply an operator that treats both planes alike."""
-    planes = (tree_map_only(_Complex, lambda x, plane=plane: x[plane], args, _is_complex) for plane in (0, 1))
+    planes = (tree_map_only(_Complex, operator.itemgetter(plane), args, _is_complex) for plane in (0, 1))
     return _Complex(*(target(*plane, **kwargs) for plane in planes))
 
 
