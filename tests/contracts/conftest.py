@@ -78,7 +78,7 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
         "relative": {"position": "relative"},
     },
     "recurrent": {"tied": {"tie_embeddings": True}},
-    "crvit": {"ncgru": {"cell": "ncgru"}},
+    "crvit": {"pooled": {"cell": "ncgru", "memory": "pooled"}},
 }
 SMALL = {
     **{"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0, "mem_len": 6},

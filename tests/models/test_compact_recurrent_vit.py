@@ -8,9 +8,11 @@ import copy
 import pytest
 import torch
 
+from recurra import state as states
 from recurra.video.crvit import (
     CompactRecurrentViT,
     CompactRecurrentViTConfig,
+    CompactRecurrentViTState,
     load_timesformer,
 )
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
@@ -18,7 +20,7 @@ from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 SIZES = {"n_classes": 5, "n_frames": 3, "image_size": 8, "patch_size": 4, "n_layer": 2, "d_model": 12}
 SHAPE = {**SIZES, "n_heads": 3, "d_channel_mixing": 20, "drop_path": 0.0}
 FRAMES, EDGE, PATCHES = 3, 2, 4
-CELLS = ["gru", "ncgru"]
+KINDS = [("gru", "per_patch"), ("ncgru", "per_patch"), ("gru", "pooled"), ("ncgru", "pooled")]
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
@@ -30,8 +32,8 @@ def moved(model):
     return model
 
 
-def make(cell="gru", **options) -> CompactRecurrentViT:
-    config = CompactRecurrentViTConfig(**{**SHAPE, "cell": cell, **options})
+def make(cell="gru", memory="per_patch", **options) -> CompactRecurrentViT:
+    config = CompactRecurrentViTConfig(**{**SHAPE, "cell": cell, "memory": memory, **options})
     return moved(CompactRecurrentViT(config).double())
 
 
@@ -54,7 +56,7 @@ def attend(attention, asking, seen):
 def by_the_equations(model, video):
     """The logits (S, n_classes) of one video, and its last memory."""
     config, past = model.config, None
-    memory = [torch.zeros(config.d_model, dtype=torch.float64)] * PATCHES
+    memory = [torch.zeros(config.d_model, dtype=torch.float64)] * (1 if config.memory == "pooled" else PATCHES)
     logits = []
     for segment in video.split(FRAMES):
         embedding = model.embedding
@@ -70,7 +72,7 @@ def by_the_equations(model, video):
             updates = []
             for patch in range(PATCHES):
                 frames = block.norm_time(z[patch])
-                recalled = [] if past is None else [block.norm_time(memory[patch])[None]]
+                recalled = [] if past is None else [block.norm_time(memory[patch % len(memory)])[None]]
                 mixed = attend(block.time_attention, frames, torch.cat([*recalled, frames]))
                 updates.append(block.time_projection(mixed))
             z = z + torch.stack(updates)
@@ -87,20 +89,48 @@ def by_the_equations(model, video):
         output, z = model.norm(class_token), model.norm(z)
         logits.append(model.head(torch.cat([output if past is None else past, output])))
         for frame in range(FRAMES):
-            memory = [model.memory.rnn.cell(x[None], m[None])[0] for x, m in zip(z[:, frame], memory)]
+            read = z[:, frame].mean(0, keepdim=True) if config.memory == "pooled" else z[:, frame]
+            memory = [model.memory.rnn.cell(x[None], m[None])[0] for x, m in zip(read, memory)]
         past = output
     return torch.stack(logits), torch.stack(memory), past
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_it_computes_the_equations(cell):
-    model, clip = make(cell), draw()
+@pytest.mark.parametrize(("cell", "memory"), KINDS)
+def test_it_computes_the_equations(cell, memory):
+    model, clip = make(cell, memory), draw()
     with torch.no_grad():
         logits, state = model(clip)
         expected = [by_the_equations(model, video) for video in clip]
     for found, parts in zip((logits, state.memory, state.class_token), zip(*expected)):
         torch.testing.assert_close(found, torch.stack(parts), rtol=1e-10, atol=1e-10)
     assert state.started.tolist() == [1.0, 1.0]
+
+
+def test_streams_of_a_batch_may_be_at_different_points():
+    model, clip = make(), draw(2, 2)
+    first, second = clip.split(FRAMES, 1)
+    whole, _ = model(clip)
+    fresh, _ = model(second)
+    _, state = model(first)
+    mixed = CompactRecurrentViTState(*(torch.cat([torch.zeros_like(tensor[:1]), tensor[1:]]) for tensor in state))
+    logits, after = model(second, mixed)
+    torch.testing.assert_close(logits[0, 0], fresh[0, 0], **CLOSE)
+    torch.testing.assert_close(logits[1, 0], whole[1, 1], **CLOSE)
+    assert after.started.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("part", ["memory", "class_token"])
+def test_both_parts_of_the_state_are_heard_and_pass_gradients(part):
+    model, clip = make(), draw(1, 2)
+    first, second = clip.split(FRAMES, 1)
+    leaf = first.clone().requires_grad_()
+    _, state = model(leaf)
+    detached = states.detach(state)
+    logits, _ = model(second, detached._replace(**{part: getattr(state, part)}))
+    logits.square().sum().backward()
+    assert leaf.grad.any()
+    changed, _ = model(second, detached._replace(**{part: getattr(detached, part).flip(-1)}))
+    assert not torch.allclose(changed, logits)
 
 
 def test_the_memory_is_heard_in_time_attention_only():
@@ -112,6 +142,17 @@ def test_the_memory_is_heard_in_time_attention_only():
             block.time_projection.weight.zero_()
     other = state._replace(memory=torch.randn_like(state.memory))
     assert torch.equal(model(second, state)[0], model(second, other)[0])
+
+
+def test_losses_are_those_of_every_segment():
+    model, clip, targets = make(), draw(), torch.tensor([[1, -100, 2], [-100, 0, 4]])
+    losses, state = model.loss(clip[:, : 2 * FRAMES], targets[:, :2])
+    last, _ = model.loss(clip[:, 2 * FRAMES :], targets[:, 2:], state)
+    log_p = model(clip)[0].log_softmax(-1)
+    for row in range(2):
+        for segment, loss in enumerate((*losses[row], last[row, 0])):
+            target = targets[row, segment]
+            assert loss.item() == pytest.approx(0.0 if target < 0 else -log_p[row, segment, target].item())
 
 
 def test_a_new_model_trains():
@@ -130,8 +171,9 @@ def timesformer(**options) -> TimeSformer:
     return moved(TimeSformer(TimeSformerConfig(**{**SHAPE, **options})).double())
 
 
-def test_from_timesformer_the_first_segment_is_timesformer_s():
-    trained, model, clip = timesformer(), make(), draw(2, 2)
+@pytest.mark.parametrize(("cell", "memory"), KINDS)
+def test_from_timesformer_the_first_segment_is_timesformer_s(cell, memory):
+    trained, model, clip = timesformer(), make(cell, memory), draw(2, 2)
     rnn = copy.deepcopy(model.memory.state_dict())
     load_timesformer(model, trained.state_dict())
     assert all(torch.equal(tensor, rnn[name]) for name, tensor in model.memory.state_dict().items())
@@ -146,19 +188,26 @@ def test_from_timesformer_the_first_segment_is_timesformer_s():
 def test_weights_that_are_no_timesformer_s_are_refused_by_name():
     model, weights = make(), timesformer().state_dict()
     before = copy.deepcopy(model.state_dict())
-    for wrong in (timesformer(n_classes=7).state_dict(), model.state_dict()):
-        with pytest.raises(ValueError, match=r"state_dict is one of another model \(it has .*head\."):
-            load_timesformer(model, wrong)
     weights["encoder.gate"] = weights.pop("encoder.times")
     with pytest.raises(ValueError, match=r"encoder\.gate \(3, 12\), here missing, encoder\.times missing"):
         load_timesformer(model, weights)
+    for wrong in (timesformer(n_classes=7).state_dict(), model.state_dict()):
+        with pytest.raises(ValueError, match=r"state_dict is one of another model \(it has .*head\."):
+            load_timesformer(model, wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("frames", [0, 2, 4])
+def test_clips_of_broken_segments_are_refused(frames):
+    with pytest.raises(ValueError, match=f"clip is {frames} frames long; expected one or more whole segments"):
+        make()(draw()[:, :frames])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"cell": "lstm"}, "cell is 'lstm'; expected one of gru, ncgru"),
+        ({"memory": "none"}, "memory is 'none'; expected one of per_patch, pooled"),
         ({"image_size": 10}, "patch_size is 4; expected a divisor of image_size = 10"),
     ],
 )

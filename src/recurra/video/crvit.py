@@ -47,14 +47,27 @@ class _PatchMemory(nn.Module):
 
     def __init__(self, cell: GRUCell, n_patches: int) -> None:
         super().__init__()
-        self.n_patches = n_patches
         self.rnn = RNN(cell)
+        self.n_vectors = n_patches
 
-    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B P d"]:
-        return like.new_zeros(batch, self.n_patches, self.rnn.cell.hidden_size)
+    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
+        return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
 
-    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B P d"]) -> Float[Tensor, "B P d"]:
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
+
+
+class _PooledMemory(_PatchMemory):
+    """A single vector: the RNN reads the mean over the patches, and every position sees the vector."""
+
+    def __init__(self, cell: GRUCell, n_patches: int) -> None:
+        super().__init__(cell, 1)
+
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
+        return super().read(y.mean(1, keepdim=True), memory)
+
+
+_PATCH_MEMORIES: dict[str, type[_PatchMemory]] = {"per_patch": _PatchMemory, "pooled": _PooledMemory}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,21 +76,24 @@ class CompactRecurrentViTConfig(VideoTransformerConfig):
 
     cell: str = "gru"
     """The recurrent cell of the memory: "gru" or "ncgru"."""
+    memory: str = "per_patch"
+    """The vectors of the memory: one "per_patch" position, or a single one, "pooled"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice(CELLS, cell=self.cell)
+        require_choice(_PATCH_MEMORIES, memory=self.memory)
 
 
 class CompactRecurrentViTState(NamedTuple):
     """What is carried from segment to segment, of constant size and in float32 or better.
 
-    memory: the state of the memory RNN, (B, patches, d_model); zeros at the start.
+    memory: the state of the memory RNN, (B, patches, d_model), or (B, 1, d_model) if pooled; zeros at the start.
     class_token: the output class token of the previous segment; zeros at the start.
     started: 1 for streams that have read a segment, 0 at the start.
     """
 
-    memory: Float[Tensor, "B P d_model"]
+    memory: Float[Tensor, "B M d_model"]
     class_token: Float[Tensor, "B d_model"]
     started: Float[Tensor, " B"]
 
@@ -125,7 +141,7 @@ class CompactRecurrentViT(VideoModel):
         self.encoder = _MemoryEncoder(config)
         self.norm = nn.LayerNorm(config.d_model, eps=NORM_EPS)
         cell = CELLS[config.cell](config.d_model, config.d_model)
-        self.memory = _PatchMemory(cell, config.n_patches)
+        self.memory = _PATCH_MEMORIES[config.memory](cell, config.n_patches)
         self.head_dropout = nn.Dropout(config.head_dropout)
         self.head = nn.Linear(2 * config.d_model, config.n_classes)
         self.apply(initialise)
@@ -152,7 +168,7 @@ class CompactRecurrentViT(VideoModel):
         tokens = self.encoder(
             class_token + state.class_token.to(class_token.dtype),
             patches,
-            state.memory.to(patches.dtype),
+            state.memory.expand(-1, self.config.n_patches, -1).to(patches.dtype),
             has_past,
         )
         tokens = self.norm(tokens)
