@@ -7,12 +7,12 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from recurra.checks import require, require_choice, sentence
+from recurra.checks import require, require_literal, sentence
 from recurra.convert.portable import NO_CROSS_ATTENTION, Neutral, renamed, take_neutral
 from recurra.convert.published._settings import OF_NO_CONCERN
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -170,7 +170,7 @@ def transformer_xl_from_original(
     """
     if cluster_order is None:
         cluster_order = "natural" if _is_port(state_dict) else "reversed"
-    require_choice(("reversed", "natural"), cluster_order=cluster_order)
+    require_literal(Literal["reversed", "natural"], cluster_order=cluster_order)
     weights = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
     if len(weights) < len(state_dict):
         raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from recurra._files.digests import MANIFEST, file_sha256, read_stamped
-from recurra.checks import require, require_choice, sentence
+from recurra.checks import choose, require, require_literal, sentence
 from recurra.data.batches import MIXTURES, SHARDS, SPLITS, Batch, Split, random_generator, require_step
 from recurra.data.files import Cache, TextFile, find_text_files, progress, require_splits
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
@@ -59,7 +59,7 @@ class TextCorpus:
         files = find_text_files(folder)
         store = Cache(folder, cache)
         if isinstance(vocabulary, str):
-            require_choice(("words", "bpe"), vocabulary=vocabulary)
+            require_literal(Literal["words", "bpe"], vocabulary=vocabulary)
             require_splits(folder, files)
             encoder = _make_encoder(files["train"], bpe_vocab_size, store)
         else:
@@ -77,8 +77,7 @@ class TextCorpus:
 
         Raises ValueError for a split that the corpus does not have.
         """
-        require_choice(self.splits, split=split)
-        return self._tokens[split]
+        return choose("split", self._tokens, split)
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
@@ -281,8 +280,7 @@ class ShardCorpus:
 
     def tokens(self, split: Split) -> ShardedTokens:
         """Return the tokens of a split. Raises ValueError for one that the corpus does not have."""
-        require_choice(self.splits, split=split)
-        return self._tokens[split]
+        return choose("split", self._tokens, split)
 
 
 class MixtureSource:

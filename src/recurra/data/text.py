@@ -12,7 +12,7 @@ import numpy as np
 from recurra.checks import (
     fields_of,
     require,
-    require_choice,
+    require_literal_fields,
     require_probability,
     require_whole_number,
     sentence,
@@ -85,9 +85,7 @@ class TextConfig:
     vocabulary and the evaluation are those of data.path."""
 
     def __post_init__(self) -> None:
-        require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
-        require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
-        require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
+        require_literal_fields(self, "data")
         self._check_lengths()
         self._check_source()
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")

@@ -14,7 +14,7 @@ from recurra.checks import (
     fields_of,
     require,
     require_at_least,
-    require_choice,
+    require_literal_fields,
     require_positive,
     require_probability,
     require_whole_number,
@@ -316,10 +316,7 @@ class TrainingConfig:
             value = getattr(self, name)
             require(self.sequence_parallel == 1 or not value, f"training.{name}", value, expected)
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
-        require_choice(("32-true", "bf16-mixed", "auto"), **fields_of(self, "training", "precision"))
-        require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
-        require_choice(("auto", "ddp", "fsdp"), **fields_of(self, "training", "strategy"))
-        require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
+        require_literal_fields(self, "training")
 
     def n_steps(self, n_batches: int) -> tuple[int, int]:
         """Count the updates in an epoch of `n_batches` batches, and in the whole run."""

@@ -15,13 +15,13 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import yaml
 
 from recurra._files.digests import STAMP
 from recurra._files.writing import replacing
-from recurra.checks import require, require_choice, sentence
+from recurra.checks import require, require_literal, sentence
 from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
@@ -44,7 +44,8 @@ from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import experiment_name, find_task
 
-FORMATS = ("run", "hf", "safetensors", "published")
+Format: TypeAlias = Literal["run", "hf", "safetensors", "published"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def _format_of(path: Path) -> str:
@@ -100,7 +101,7 @@ def _read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str
 
 def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path, force: bool = False) -> float:
     """Write a model in a format, and compare what was written with it before it is put in place."""
-    require_choice(FORMATS, to=to)
+    require_literal(Format, to=to)
     occupied = _require_free(to, target, force)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:

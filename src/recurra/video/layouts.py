@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from recurra._files.reading import read_json, read_text
-from recurra.checks import choose, require, require_choice, sentence
+from recurra.checks import choose, require, require_literal, sentence
 from recurra.data.batches import SPLITS, Split
 from recurra.data.files import Cache, progress
 from recurra.registry import Registry
@@ -115,7 +115,7 @@ def _class_folders(root: Path) -> set[str]:
 def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
     """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist."""
     number = protocol or "1"
-    require_choice(("1", "2", "3"), protocol=number)
+    require_literal(Literal["1", "2", "3"], protocol=number)
     lists: dict[Split, list[Path]] = {}
     for split in ("train", "test"):
         name = f"{split}list0{number}.txt"

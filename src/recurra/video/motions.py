@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from recurra._files.digests import read_stamped, write_stamped
-from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
+from recurra.checks import fields_of, require, require_literal_fields, require_whole_number, sentence
 from recurra.data.batches import MOTIONS, random_generator
 from recurra.data.files import progress, user_cache_folder
 from recurra.video.data import VideoConfig, VideoData
@@ -77,7 +77,7 @@ class MotionsConfig:
     """Seed of the videos and of the training order."""
 
     def __post_init__(self) -> None:
-        require_choice(("pair", "sum"), **fields_of(self, "data", "label"))
+        require_literal_fields(self, "data")
         require_whole_number(10, **fields_of(self, "data", "n_videos"))
         require_whole_number(2, **fields_of(self, "data", "n_motions", "frames_per_motion"))
         require_whole_number(16, **fields_of(self, "data", "image_size"))

@@ -7,14 +7,14 @@ what it projected. Ours: what has no target does not count, and losses are per s
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_choice
+from recurra.checks import require, require_at_least, require_literal
 from recurra.data.batches import Poses, joint_targets, require_poses
 from recurra.layers.embeddings import IGNORED_TARGET, require_targets
 from recurra.layers.norms import at_least_float32
@@ -106,7 +106,7 @@ class PIViTConfig(TimeSformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(("divided", "joint"), attention=self.attention)
+        require_literal(Literal["divided", "joint"], attention=self.attention)
         require_at_least(1, n_joints=self.n_joints, d_skeleton=self.d_skeleton)
         blocks = f"a block, 1 to n_layer = {self.n_layer}"
         require(1 <= self.joints_after <= self.n_layer, "joints_after", self.joints_after, blocks)

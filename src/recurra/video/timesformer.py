@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_choice, require_layout, require_tensor, sentence
+from recurra.checks import choose, kind_of, require_layout, require_tensor, sentence
 from recurra.layers.embeddings import require_targets
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.shell import negative_log_likelihood
@@ -108,7 +108,7 @@ class TimeSformerConfig(VideoTransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(ENCODERS, attention=self.attention)
+        choose("attention", ENCODERS, self.attention)
 
 
 class TimeSformerState(NamedTuple):

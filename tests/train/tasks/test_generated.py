@@ -271,7 +271,6 @@ def test_levels_are_the_steps_of_a_growth_that_waits():
         (StateTrackingConfig, {"growth_epochs": 2}, r"data\.growth_epochs is 2; expected 0 without"),
         (StateTrackingConfig, {"hold_epochs": 2}, r"data\.hold_epochs is 2; expected 0 without data\.final_length"),
         (StateTrackingConfig, {"growth": "geometric"}, r"data\.growth is 'geometric'; expected linear without"),
-        (StateTrackingConfig, {"growth": "fast"}, r"data\.growth is 'fast'; expected one of linear, geometric"),
         (StateTrackingConfig, {"eval_max_length": 39}, r"data\.eval_max_length is 39; expected at least 40"),
         (
             StateTrackingConfig,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recurra._files.reading import read_json
-from recurra.checks import require, require_choice
+from recurra.checks import choose, require
 
 # --- tiles: the sizes by which the kernels divide their work ---
 #
@@ -27,7 +27,7 @@ from recurra.checks import require, require_choice
 
 TABLE = Path(__file__).with_name("triton_tiles.json")
 FORMAT = 1
-_POWERS = tuple(2**n for n in range(14))
+_POWERS = dict.fromkeys(2**n for n in range(14))
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class WalkTiles:
 
     def __post_init__(self) -> None:
         for name in ("channels", "channels_per_warp", "lanes", "shortest_chunk"):
-            require_choice(_POWERS, **{name: getattr(self, name)})
+            choose(name, _POWERS, getattr(self, name))
         require(1 <= self.stages <= 8, "stages", self.stages, "1 to 8")
 
 
@@ -67,7 +67,8 @@ class ChunkTiles:
     """Its warps."""
 
     def __post_init__(self) -> None:
-        require_choice(_POWERS, **asdict(self))
+        for name, value in asdict(self).items():
+            choose(name, _POWERS, value)
         require(self.span >= self.block, "span", self.span, f"at least block, {self.block}")
         for name in ("warps", "key_warps"):
             require(getattr(self, name) <= 16, name, getattr(self, name), "at most 16")
@@ -145,11 +146,11 @@ def read_table(path: Path) -> Table:
         require(isinstance(kernels, dict) and "capability" in kernels, where, kernels, "kernels and a capability")
         for kernel, by_number in kernels.items():
             if kernel != "capability":
-                require_choice(KERNELS, **{where: kernel})
+                tiles = choose(where, KERNELS, kernel)
                 for found in by_number.values():
-                    names = sorted(field.name for field in fields(KERNELS[kernel]))
+                    names = sorted(field.name for field in fields(tiles))
                     require(sorted(found) == names, f"{kernel} of {where}", sorted(found), f"the keys {names}")
-                    KERNELS[kernel](**found)
+                    tiles(**found)
     return devices
 
 

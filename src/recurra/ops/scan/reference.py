@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from recurra.checks import require_choice, require_tensor, sentence
+from recurra.checks import choose, require_tensor, sentence
 
 # --- the linear recurrence in plain torch: on any device, of any dtype, differentiable any number of times ---
 
@@ -63,7 +63,8 @@ def associative_scan(combine: _Combine, leaves: Any, *, method: str = "blelloch"
     tensor([[ 3,  4, 11, 11, 15, 16, 22, 25]])
     """
     tensors, structure = pytree.tree_flatten(leaves)
-    _check(tensors, method)
+    _check(tensors)
+    scan = choose("method", _METHODS, method)
     if tensors[0].shape[1] == 0:
         return leaves
 
@@ -72,7 +73,7 @@ def associative_scan(combine: _Combine, leaves: Any, *, method: str = "blelloch"
         return pytree.tree_flatten(combine(*pair))[0]
 
     tensors = [x.flip(1) for x in tensors] if reverse else tensors
-    scanned = _METHODS[method](flat_combine, tensors)
+    scanned = scan(flat_combine, tensors)
     scanned = [x.flip(1) for x in scanned] if reverse else scanned
     return pytree.tree_unflatten(scanned, structure)
 
@@ -153,8 +154,7 @@ _METHODS: dict[str, Callable[[_Combine, _Leaves], _Leaves]] = {
 }
 
 
-def _check(tensors: list[Any], method: str) -> None:
-    require_choice(_METHODS, method=method)
+def _check(tensors: list[Any]) -> None:
     if not tensors:
         raise ValueError(sentence("leaves", "a pytree without tensors", "at least one (B, L, ...)"))
     for leaf in tensors:
