@@ -11,15 +11,6 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def test_the_logits_after_the_last_token(any_model):
-    model = any_model
-    x, later = tokens(3, 7), tokens(3, 4)
-    logits, state = _feed(model, x)
-    expected, carried = model(x)
-    torch.testing.assert_close(logits, expected[:, -1], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(_feed(model, later, state)[0], model(later, carried)[0][:, -1], rtol=1e-11, atol=1e-11)
-
-
 def test_long_texts_go_in_pieces(model, monkeypatch):
     x = tokens(2, 19)
     whole, _ = _feed(model, x)
@@ -80,11 +71,3 @@ def test_equal_layouts_make_one_call(gateloop):
     calls.clear()
     feed_together(gateloop, [FeedRequest(tokens(1, length)[0], state) for length, state in zip((3, 5, 3), started)])
     assert calls == [(3, 3), (1, 2)]
-
-
-def test_a_segment_models_streams_go_with_those_at_the_same_place(crt):
-    calls = []
-    started = [_feed(crt, tokens(1, length))[1] for length in (1, 6, 3)]  # places 1, 1 and 3 of segments of 5
-    crt.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
-    feed_together(crt, [FeedRequest(tokens(1, 2)[0], state) for state in started])
-    assert sorted(calls) == [(1, 2), (2, 2)]
