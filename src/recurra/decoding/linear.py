@@ -159,9 +159,6 @@ _decoding_linear = Operator(
 )
 
 
-# --- linear layers with packed weights, and a model with such layers ---
-
-
 class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
