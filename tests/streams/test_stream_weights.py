@@ -8,8 +8,7 @@ from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 
 from .conftest import VOCABULARY
 
