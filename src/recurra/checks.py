@@ -104,14 +104,12 @@ def require_heads(n_heads: int, **channels: int) -> None:
         require(size % n_heads == 0, "n_heads", n_heads, f"a divisor of {name} = {size}")
 
 
-# --- tensors ---
-
-
 def kind_of(value: object) -> str:
     """Describe a value for a message: a tensor by type, shape and device, anything else by its class."""
     if isinstance(value, Tensor):
         return f"{_dtype(value.dtype)} {tuple(value.shape)} on {value.device}"
-    return "None" if value is None else f"{_article(type(value).__name__)} {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def require_tensor(name: str, value: object) -> None:
@@ -138,7 +136,3 @@ def require_layout(
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiouAEIOU" else "a"
