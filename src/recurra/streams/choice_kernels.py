@@ -3,8 +3,9 @@
 A row is read once for its largest logit; a greedy one takes the first place that holds it. Any other is divided by its
 temperature and goes through its filters:
 
-- top-k: a partition around the k-th largest logit;
-- top-p: only weights that are large enough to belong to the likeliest tokens are sorted;
+- top-k: the largest logits of short blocks give a lower bound of the k-th largest one, and only blocks that reach it
+  are looked at again;
+- top-p: the weights are summed by value in a histogram, and only the values in one of its bins are sorted;
 - the token is the first whose running sum of weights is beyond a share of their total, found block by block.
 
 Weights are exponentials in float64, so they and their sums agree with the plain form, `recurra.streams.sampling`, to
@@ -24,6 +25,9 @@ _NOTHING = -1
 _BLOCK = 1024  # weights that are summed together
 _SHORT = 32  # logits of a block whose largest is found
 _LANES = 8  # sums that run side by side
+_BINS = 2048
+_SIDES = 4  # sums of a bin
+_CLOSE = 1e-300  # values this close count as equal
 _LOG2_E = 1 / math.log(2)
 _LN2_HIGH = 0.693147180369123816490  # 32 bits: its product with a whole number is exact
 _LN2_LOW = 1.90821492927058770002e-10
@@ -50,10 +54,118 @@ def _largest(row):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _first_place(row, value):  # type: ignore[no-untyped-def]
-    for i in range(len(row)):
-        if row[i] == value:
-            return i
+    for start in range(0, len(row), _BLOCK):
+        n_equal = 0
+        part = row[start : start + _BLOCK]
+        for i in range(len(part)):
+            n_equal += part[i] == value
+        if n_equal:
+            for i in range(len(part)):
+                if part[i] == value:
+                    return start + i
     return _NOTHING
+
+
+# --- the value at which a sum is reached ---
+
+
+@compile_inline
+def _extent(values):  # type: ignore[no-untyped-def]
+    """The largest value and the smallest finite one, halved, so that their distance is finite."""
+    high, low, half = np.full(_LANES, -np.inf), np.full(_LANES, np.inf), 0.5
+    stop = len(values) - len(values) % _LANES
+    for start in range(0, stop, _LANES):
+        some = values[start : start + _LANES]
+        for lane in range(_LANES):
+            x = half * some[lane]
+            high[lane] = x if x > high[lane] else high[lane]
+            low[lane] = x if x < low[lane] and x > -np.inf else low[lane]
+    for i in range(stop, len(values)):
+        x = half * values[i]
+        high[0] = max(high[0], x)
+        low[0] = x if x < low[0] and x > -np.inf else low[0]
+    return high.max(), low.min()
+
+
+@compile_inline
+def _put_in_bins(values, high, scale, bins):  # type: ignore[no-untyped-def]
+    for i in range(len(values)):
+        below = (high - 0.5 * values[i]) * scale
+        bins[i] = np.int32(below if below < _BINS - 1 else _BINS - 1)
+
+
+@compile_function
+def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
+    """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1."""
+    some, weighs = values, weights
+    bins, held, before = np.empty(len(values), np.int32), np.empty(_BINS * _SIDES), 0.0
+    while True:
+        high, low = _extent(some)
+        if not high - low > _CLOSE:
+            return some.dtype.type(2 * low if low < np.inf else -np.inf)
+        _put_in_bins(some, high, (_BINS - 1) / (high - low), bins)
+        held[:] = 0.0
+        for i in range(len(some)):  # neighbours add to different numbers, so that none waits for the other
+            held[_SIDES * bins[i] + i % _SIDES] += weighs[i] if len(weighs) else 1.0
+        chosen, reached = 0, before
+        for number in range(_BINS):
+            inside = 0.0
+            for side in range(_SIDES):
+                inside += held[_SIDES * number + side]
+            if inside > 0:
+                chosen, before = number, reached
+                reached += inside
+                if reached >= enough:
+                    break
+        n, kept, kept_weights = 0, np.empty_like(some), np.empty(len(weighs))
+        for i in range(len(some)):
+            if bins[i] == chosen:
+                kept[n] = some[i]
+                if len(weighs):
+                    kept_weights[n] = weighs[i]
+                n += 1
+        some, weighs = kept[:n], kept_weights[: n if len(weighs) else 0]
+
+
+@compile_inline
+def _kept(values, smallest, places):  # type: ignore[no-untyped-def]
+    """Move the values that are not below `smallest` to the front, and write their places."""
+    n = 0
+    for start in range(0, len(values), _SHORT):
+        part, n_here = values[start : start + _SHORT], 0
+        for i in range(len(part)):
+            n_here += part[i] >= smallest
+        if n_here:
+            for i in range(start, start + len(part)):
+                if values[i] >= smallest:
+                    values[n], places[n] = values[i], i
+                    n += 1
+    return n
+
+
+@compile_function
+def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
+    """Keep the k largest values, and those that equal the last of them, at the front, in order; give their number."""
+    n, none = len(values), np.empty(0)
+    tops = np.empty((n + _SHORT - 1) // _SHORT, values.dtype)
+    if k > len(tops):
+        return _kept(values, _value_at(values, none, k), places)
+    n_blocks = 0
+    for block in range(len(tops)):
+        tops[block] = values[block * _SHORT : (block + 1) * _SHORT].max()
+        n_blocks += tops[block] > -np.inf
+    # k blocks reach that, and so do k values at least; if fewer have a token that is not ruled out, all are looked at
+    enough = _value_at(tops, none, k) if n_blocks >= k else values.dtype.type(-np.inf)
+    n = _kept(values, enough, places)
+    smallest, n_held, n = _value_at(values[:n], none, k), n, 0
+    for i in range(n_held):
+        if values[i] >= smallest:
+            values[n], places[n] = values[i], places[i]
+            n += 1
+    return n
+
+
+# --- weights ---
 
 
 @compile_inline
@@ -109,30 +221,6 @@ def _sums(weights, sums):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _keep_from(values, smallest, places):  # type: ignore[no-untyped-def]
-    """Move the values that are not below `smallest` to the front, in order; write their places, give their number."""
-    n = 0
-    for i in range(len(values)):
-        if values[i] >= smallest:
-            values[n], places[n] = values[i], i
-            n += 1
-    return n
-
-
-@compile_inline
-def _smallest_kept(weights, whole, p):  # type: ignore[no-untyped-def]
-    """The smallest of the largest weights that sum to the share p of the whole."""
-    # All that are smaller than this hold less than the share that may go.
-    falling = np.sort(weights[weights >= 0.5 * (1 - p) * whole / len(weights)])[::-1]
-    held = 0.0
-    for weight in falling:
-        held += weight
-        if held >= p * whole:
-            return weight
-    return falling[-1]
-
-
-@compile_inline
 def _drop_below(values, smallest, weights):  # type: ignore[no-untyped-def]
     for i in range(len(values)):
         weights[i] = weights[i] if values[i] >= smallest else 0.0
@@ -155,6 +243,9 @@ def _place_of(weights, sums, share):  # type: ignore[no-untyped-def]
     return last
 
 
+# --- rows ---
+
+
 @compile_function
 def _drawn(row, largest, temperature, k, p, below, share):  # type: ignore[no-untyped-def]
     """Draw a token of a row; `below` is how far under the largest a value may lie."""
@@ -166,12 +257,13 @@ def _drawn(row, largest, temperature, k, p, below, share):  # type: ignore[no-un
     if not np.isfinite(top):
         return _NOTHING
     if k < n:
-        n = _keep_from(values, np.partition(values, n - k)[n - k], places)
+        n = _keep_largest(values, places, k)
     values = values[:n]
     weights, sums = np.empty(n), np.empty((n + _BLOCK - 1) // _BLOCK)
     _weigh(values, np.float64(top), weights, np.empty(_BLOCK))
     if p < 1:
-        _drop_below(weights, _smallest_kept(weights, _sums(weights, sums), p), weights)
+        smallest = _value_at(values, weights, p * _sums(weights, sums))
+        _drop_below(values, smallest, weights)
     if below > -np.inf:
         _drop_below(values, top + below, weights)
     place = _place_of(weights, sums, share)
