@@ -22,8 +22,7 @@ from recurra.decoding import prepare
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes, tensors
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 
 VOCABULARY = 1000
 MODELS: dict[str, Callable[[], nn.Module]] = {

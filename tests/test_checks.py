@@ -1,5 +1,6 @@
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from recurra.checks import (
     fields_of,
     kind_of,
     require_at_least,
-    require_choice,
     require_heads,
     require_layout,
+    require_literal,
+    require_literal_fields,
     require_positive,
     require_probability,
     require_share,
@@ -27,6 +29,7 @@ CPU = torch.device("cpu")
 class Config:
     epochs: int = 3
     max_steps: int | None = None
+    precision: Literal["high", "low"] = "high"
 
 
 def test_the_sentence():
@@ -47,7 +50,7 @@ def test_fields_have_the_names_of_a_recipe_and_those_that_are_not_set_are_omitte
         (require_probability, [0, 0.9], [-0.1, 1, math.nan], r"a probability in \[0, 1\)"),
         (require_share, [0.1, 1], [0, 1.1, math.nan], r"a share in \(0, 1\]"),
         (require_positive, [1e-9, 3], [0, -1, math.inf, math.nan], "a finite number above 0"),
-        (lambda **v: require_choice(("a", "b"), **v), ["a", "b"], ["c", None], "one of a, b"),
+        (lambda **v: require_literal(Literal["a", "b"], **v), ["a", "b"], ["c", None], "one of a, b"),
     ],
 )
 def test_values_are_refused_by_name(check, good, bad, message):
@@ -68,6 +71,14 @@ def test_choices_are_looked_up():
     assert choose("mode", {"fast": 1, "slow": 2}, "slow") == 2
     with pytest.raises(ValueError, match=r"^mode is 'odd'; expected one of fast, slow$"):
         choose("mode", {"fast": 1, "slow": 2}, "odd")
+
+
+def test_fields_with_literals_are_checked():
+    require_literal_fields(Config(), "training")
+    config = Config()
+    config.precision = "middle"
+    with pytest.raises(ValueError, match=r"^training\.precision is 'middle'; expected one of high, low$"):
+        require_literal_fields(config, "training")
 
 
 def test_heads_divide_the_channels():

@@ -104,11 +104,10 @@ def test_a_models_state_comes_back(model):
     "change",
     [
         lambda tensor: tensor.to(torch.complex128 if tensor.is_complex() else torch.float64),
-        lambda tensor: tensor[None],
         lambda tensor: tensor[..., :1],
         lambda tensor: torch.cat([tensor, tensor], 1),
     ],
-    ids=["type", "rank", "size", "twice-as-much"],
+    ids=["type", "size", "twice-as-much"],
 )
 def test_a_changed_tensor_is_refused(model, change):
     """Each tensor of the saved state in turn; those of another size must not fit by chance."""
@@ -139,16 +138,6 @@ def test_a_place_that_no_segment_has_is_refused():
             state_from_plain(state_to_plain(state._replace(position=position)), model)
 
 
-def test_a_tensor_that_would_broadcast_is_refused():
-    """(4, 1, 1, 1) where the model has (4, 16, 1, 1): every kernel would read beyond it."""
-    model = LanguageModel(LanguageModelConfig(vocab_size=5, n_layer=1, d_model=16, d_channel_mixing=8)).eval()
-    _, state = model(torch.randint(5, (4, 6)))
-    assert {tuple(tensor.shape) for tensor in states.tensors(state)} == {(4, 16, 1, 1)}
-    damaged = states.map_tensors(lambda tensor: tensor[:, :1], state)
-    with pytest.raises(ValueError, match=r"is complex64 \(4, 1, 1, 1\) on cpu; expected complex64 \(4, 16, 1, 1\)"):
-        state_from_plain(state_to_plain(damaged), model)
-
-
 def test_fewer_layers_than_the_model_has_are_refused(model):
     _, state = model(torch.randint(5, (3, 6)))
     plain = state_to_plain(state)
@@ -156,11 +145,3 @@ def test_fewer_layers_than_the_model_has_are_refused(model):
     shorter = [part[:-1] if place == number else part for place, part in enumerate(plain)]
     with pytest.raises(ValueError, match=r"^state\.\w+ is a list of 1 in the saved state; expected a list of 2"):
         state_from_plain(shorter, model)
-
-
-def test_a_file_does_not_say_how_much_is_allocated():
-    model = Model()
-    asked = []
-    model.initial_state = lambda batch: asked.append(batch) or Model.initial_state(model, batch)  # type: ignore
-    state_from_plain(state_to_plain(Model.initial_state(model, 10**6)), model)
-    assert asked == [1]

@@ -6,8 +6,8 @@ take the first address.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -78,21 +78,22 @@ def require_positive(**values: float) -> None:
         require(value > 0 and math.isfinite(value), name, value, "a finite number above 0")
 
 
-def require_choice(choices: Iterable[Any], **values: object) -> None:
-    """Refuse values that are none of `choices`, by name."""
-    choices = list(choices)
-    for name, value in values.items():
-        require(value in choices, name, value, f"one of {', '.join(map(str, choices))}")
-
-
 def require_literal(literal: Any, **values: object) -> None:
     """Refuse values that are none of those of a `Literal`, by name."""
-    require_choice(get_args(literal), **values)
+    for name, value in values.items():
+        choose(name, dict.fromkeys(get_args(literal)), value)
 
 
-def choose(name: str, table: Mapping[str, _Choice], choice: str) -> _Choice:
+def require_literal_fields(config: object, section: str) -> None:
+    """Refuse a config whose fields annotated with a `Literal` have other values, by the names of a recipe."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal:
+            require_literal(kind, **{f"{section}.{name}": getattr(config, name)})
+
+
+def choose(name: str, table: Mapping[Any, _Choice], choice: object) -> _Choice:
     """Look up the value of the option `name` in the table of its choices."""
-    require_choice(table, **{name: choice})
+    require(choice in table, name, choice, f"one of {', '.join(map(str, table))}")
     return table[choice]
 
 
@@ -103,14 +104,12 @@ def require_heads(n_heads: int, **channels: int) -> None:
         require(size % n_heads == 0, "n_heads", n_heads, f"a divisor of {name} = {size}")
 
 
-# --- tensors ---
-
-
 def kind_of(value: object) -> str:
     """Describe a value for a message: a tensor by type, shape and device, anything else by its class."""
     if isinstance(value, Tensor):
         return f"{_dtype(value.dtype)} {tuple(value.shape)} on {value.device}"
-    return "None" if value is None else f"{_article(type(value).__name__)} {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def require_tensor(name: str, value: object) -> None:
@@ -137,7 +136,3 @@ def require_layout(
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiouAEIOU" else "a"

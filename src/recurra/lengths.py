@@ -192,13 +192,16 @@ def check_lengths(x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> 
         check_cu_seqlens(cu_seqlens, *x.shape[:2])
     if mask is None:
         return
-    require_tensor("mask", mask)
-    if mask.dtype != torch.bool:
-        raise TypeError(sentence("mask", kind_of(mask), "booleans, True where a step counts", "use mask.bool()"))
-    if mask.shape != x.shape[:2]:
-        raise ValueError(
-            sentence("mask", f"of shape {tuple(mask.shape)}", f"(B, L) = {tuple(x.shape[:2])}, as the input")
-        )
+    _require_booleans("mask", mask, x, "a step counts")
+
+
+def _require_booleans(name: str, marks: Tensor, x: Tensor, where: str) -> None:
+    require_tensor(name, marks)
+    if marks.dtype != torch.bool:
+        raise TypeError(sentence(name, kind_of(marks), f"booleans, True where {where}", f"use {name}.bool()"))
+    if marks.shape != x.shape[:2]:
+        expected = f"(B, L) = {tuple(x.shape[:2])}, as the input"
+        raise ValueError(sentence(name, f"of shape {tuple(marks.shape)}", expected))
 
 
 def mask_fill(
@@ -224,12 +227,7 @@ def mask_fill(
 
 def check_reset(x: Tensor, reset: Tensor, cu_seqlens: Tensor | None) -> None:
     """Refuse a reset that does not fit x, (B, L, ...)."""
-    require_tensor("reset", reset)
-    if reset.dtype != torch.bool:
-        raise TypeError(sentence("reset", kind_of(reset), "booleans, True where a row starts anew", "use reset.bool()"))
-    if reset.shape != x.shape[:2]:
-        expected = f"(B, L) = {tuple(x.shape[:2])}, as the input"
-        raise ValueError(sentence("reset", f"of shape {tuple(reset.shape)}", expected))
+    _require_booleans("reset", reset, x, "a row starts anew")
     if cu_seqlens is not None:
         raise ValueError(
             "reset and cu_seqlens are both given; expected one: packed sequences start anew at each border"
@@ -317,11 +315,9 @@ def _after(last: Any, last_new: Any, n_new: Tensor) -> Any:
 #     y, state = run_lengths(run, x, state, cu_seqlens=cu_seqlens)   x (1, T, ...), N sequences, a state of batch N
 #
 # There are two ways. A recurrence lets its state pass through padding (a = 1, b = 0): it takes a mask itself, and
-# packed sequences become padded batches. Everything else runs in pieces, which needs nothing but the contract, for a
-# stream may be cut anywhere: all sequences together up to the end of the shortest, then those that are left. There
-# are as many calls as different lengths, no step is wasted, and dropout draws again in each call. If the layout of a
-# state depends on the position, such sequences leave a `recurra.state.Ragged`, from which any later call continues:
-# sequences at the same place run together.
+# packed sequences become padded batches. Everything else runs in pieces, for a stream may be cut anywhere: all
+# sequences together up to the end of the shortest, then those that are left. There are as many calls as different
+# lengths, no step is wasted, and dropout draws again in each call.
 
 
 _Run = Callable[..., tuple[Tensor, Any]]
@@ -355,13 +351,8 @@ def run_lengths(
     check_lengths(x, mask, cu_seqlens)
     if not skips_padding or isinstance(state, Ragged):
         return _in_pieces(run, x, state, mask, cu_seqlens)
-    if cu_seqlens is not None:
-        return _as_padded(run, x, state, cu_seqlens)
-    return run(x, state, mask)
-
-
-def _as_padded(run: _Run, x: Tensor, state: Any, cu_seqlens: Tensor) -> tuple[Tensor, Any]:
-    """Packed sequences as padded batches, those of similar lengths together."""
+    if cu_seqlens is None:
+        return run(x, state, mask)
     packed = PackedSequences(cu_seqlens, x)
     outputs, states = [], []
     for group, padded, entering in zip(packed.groups, packed.padded(x), packed.states(state)):
@@ -385,7 +376,11 @@ def _in_pieces(run: _Run, x: Tensor, state: Any, mask: Tensor | None, cu_seqlens
     gathered = iter(x.flatten(0, 1).index_select(0, order).split(sizes))
     outputs, finished = [], []
     for pieces in groups:
-        current = _entering(state, pieces[0].sequences)
+        numbers = pieces[0].sequences
+        if isinstance(state, Ragged):
+            current = concatenate([state.states[number] for number in numbers])
+        else:
+            current = select(state, torch.tensor(numbers, device="cpu"))
         for piece, following in itertools.zip_longest(pieces, pieces[1:]):
             shape = len(piece.sequences), piece.end - piece.begin, *x.shape[2:]
             y, current = run(next(gathered).reshape(shape), current)
@@ -435,12 +430,6 @@ def _cut(numbers: list[int], steps: Sequence[Tensor]) -> list[_Piece]:
         _Piece([number for number in numbers if len(steps[number]) >= end], begin, end)
         for begin, end in zip([0, *ends], ends)
     ]
-
-
-def _entering(state: Any, numbers: list[int]) -> Any:
-    if isinstance(state, Ragged):
-        return concatenate([state.states[number] for number in numbers])
-    return select(state, torch.tensor(numbers, device="cpu"))
 
 
 def _in_order(finished: list[tuple[list[int], Any]]) -> Any:

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import (
     TreeSpec,
-    keystr,
     tree_flatten,
-    tree_flatten_with_path,
     tree_leaves,
     tree_map,
     tree_unflatten,
@@ -125,8 +123,8 @@ def concatenate(states: Sequence[State]) -> State:
         raise ValueError("states is empty; expected at least one state to concatenate")
     (_, joined), *others = concatenate_alike(states)
     if others:
-        number = others[0][0][0]
-        raise ValueError(_difference(number, states[number], states[0]))
+        hint = "concatenate_alike makes one batch for each layout"
+        raise ValueError(sentence(f"states[{others[0][0][0]}]", "of another layout", "that of states[0]", hint))
     return joined
 
 
@@ -147,24 +145,14 @@ def concatenate_alike(states: Sequence[State]) -> list[tuple[list[int], State]]:
         numbers, rows = groups.setdefault((structure, _forms(leaves)), ([], []))
         numbers.append(number)
         rows.append(leaves)
-    return [(numbers, _joined(rows, key[0])) for key, (numbers, rows) in groups.items()]
 
+    def joined(parts: tuple[Any, ...]) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
 
-def _joined(rows: Sequence[Sequence[Any]], structure: TreeSpec) -> Any:
-    return tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*rows)], structure)
-
-
-def _difference(number: int, state: Any, first: Any) -> str:
-    """Say where a state differs in layout from the first."""
-    hint = "concatenate_alike makes one batch for each layout"
-    (leaves, structure), (expected_leaves, expected_structure) = map(tree_flatten_with_path, (state, first))
-    if structure != expected_structure:
-        expected = f"the structure of states[0], {kind_of(first)}"
-        return sentence(f"states[{number}]", f"{kind_of(state)} of another structure", expected, hint)
-    pairs = ((path, leaf, like) for (path, leaf), (_, like) in zip(leaves, expected_leaves))
-    path, leaf, like = next((path, leaf, like) for path, leaf, like in pairs if layout(leaf) != layout(like))
-    got, expected = (kind_of(one) if isinstance(one, Tensor) else repr(one) for one in (leaf, like))
-    return sentence(f"states[{number}]{keystr(path)}", got, f"{expected}, as in states[0], with any batch", hint)
+    return [
+        (numbers, tree_unflatten(list(map(joined, zip(*rows))), structure))
+        for (structure, _), (numbers, rows) in groups.items()
+    ]
 
 
 def batch(states: Sequence[State]) -> State | Ragged:
@@ -203,9 +191,6 @@ def last_step(h: Tensor, h0: Tensor) -> Tensor:
     It owns its memory: a carried view would keep the states of all steps alive.
     """
     return h[:, -1].clone() if h.shape[1] else h0
-
-
-# --- a recurrent state as plain data: what a checkpoint holds, and the way back ---
 
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}

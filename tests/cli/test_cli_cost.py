@@ -15,11 +15,6 @@ training: {{epochs: 1, log_every: 5, tensorboard: false, accelerator: cpu, threa
 """
 TRANSFORMER_XL = "experiment: text-transformer-xl" + COMMON
 CRT = "experiment: text-crt" + COMMON
-FAMILY = f"""
-common: {{experiment: text-crt, data: {{path: nowhere, segment_length: 5}}, model: {json.dumps(MODEL)}}}
-axes:
-  model: {{crt-gru: {{}}, crt-ncgru: {{model: {{memory: ncgru, position: rnn-ncgru}}}}}}
-"""
 HORIZON = """
 experiment: memory-horizon
 data: {n_samples: 20, sequence_length: 9, batch_size: 2, resets_per_sample: 2, modulus: 7}
@@ -45,17 +40,6 @@ def test_the_table_and_the_file_have_a_row_for_each_recipe(tmp_path, capsys, mon
     assert "multiply-adds" in text
     assert main(["cost", words[1]]) == 0
     assert "language model (gateloop)" in capsys.readouterr().out
-
-
-def test_variants_and_values_wherever_they_stand(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written(Path("family.yaml"), FAMILY)
-    words = ["family.yaml#crt-ncgru", "family.yaml#crt-gru"]
-    given = ["--model.n_layer", "3", *words, "--data.segment_length=7", "--vocabulary", "23"]
-    assert main(["cost", *given, "--json", "costs.json"]) == 0
-    rows = json.loads(Path("costs.json").read_text())
-    assert [(row["name"], row["n_layer"], row["segment_length"]) for row in rows] == [(word, 3, 7) for word in words]
-    assert words[0] in capsys.readouterr().out
 
 
 def test_mistakes_are_explained(capsys, tmp_path):

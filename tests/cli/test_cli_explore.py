@@ -21,11 +21,6 @@ def test_the_address_is_one_that_this_machine_reaches(host, port, address):
     assert _page_address(host, port) == address
 
 
-def test_a_free_port_is_refused():
-    with pytest.raises(ValueError, match="--port is 0; expected a fixed one"):
-        _page_address("127.0.0.1", 0)
-
-
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:1"], ids=["no proxy", "a dead proxy"])
 def test_the_page_is_opened_once_the_server_answers(monkeypatch, proxy):
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ pytest.importorskip("onnxruntime", reason="needs the extra export: pip install r
 pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
 
 import onnx
-from tokenizers import Tokenizer
 
 from recurra import open_run
 from recurra.cli import main
@@ -91,19 +89,6 @@ def test_the_example_goes_on_with_a_text_without_torch_and_without_this_package(
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == greedy(runs / "words", 20) + "\n"
-
-
-@pytest.mark.parametrize("name", ["words", "bpe"])
-def test_the_tokenizer_beside_the_file_and_in_it_is_the_run_s(runs, name):
-    encoder = open_run(runs / name).tokenizer
-    inside = OnnxModel(runs / f"{name}.onnx").metadata["recurra.tokenizer"]
-    beside = (runs / f"{name}.tokenizer.json").read_text(encoding="utf-8")
-    assert json.loads(inside) == json.loads(beside)
-    tokenizer = Tokenizer.from_str(inside)
-    for text in (PROMPT, "x<eos>y <eos> <unk> saw\n\n", TEXT):
-        assert tokenizer.encode(text).ids == encoder.encode(text).tolist()
-    numbers = encoder.encode(PROMPT).tolist()
-    assert tokenizer.decode(numbers) == encoder.decode(numbers)
 
 
 def test_int8_is_close_and_its_difference_is_reported(runs):

@@ -4,13 +4,11 @@ import contextlib
 import io
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
 from recurra import open_run
 from recurra.cli import generate, main
-from recurra.data.text import TextConfig
 from recurra.decoding.steps import CompiledStep, prepare
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
@@ -94,19 +92,6 @@ def test_float32_weights_print_what_the_model_prints(capsys, runs, name, monkeyp
     assert isinstance(made[0], CompiledStep) == (name == "words")
 
 
-def test_each_token_is_shown_at_once(runs, monkeypatch):
-    shown = []
-
-    class Out(io.StringIO):
-        def flush(self):
-            shown.append(self.getvalue())
-
-    monkeypatch.setattr(sys, "stdout", Out())
-    main(["generate", runs["words"], "--prompt", "the", "--max-tokens", "6"])
-    assert [len(text.split(" ")) + text.count("\n") for text in shown[:2]] == [2, 3]
-    assert len(shown) >= 6
-
-
 PROMPT = ("--prompt", "the dog", "--max-tokens", "50")
 
 
@@ -116,10 +101,6 @@ def plain(runs) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(["generate", runs["words"], *PROMPT])
     return out.getvalue()
-
-
-def test_the_same_words_print_the_same_text(capsys, runs, plain):
-    assert output(capsys, runs["words"], *PROMPT).out == plain
 
 
 @pytest.mark.parametrize(
@@ -143,11 +124,6 @@ def test_stop(capsys, runs, plain):
     stop = plain[30:34]
     out = output(capsys, runs["words"], *PROMPT, "--stop", "not there", "--stop", stop).out
     assert out.rstrip("\n") == plain[: plain.index(stop)].rstrip("\n")
-
-
-def test_without_a_prompt_a_line_begins(capsys, runs):
-    words = [runs["words"], "--max-tokens", "9"]
-    assert output(capsys, *words).out == output(capsys, *words, "--prompt", "\n").out
 
 
 def test_a_state_goes_on_where_it_stood(capsys, runs, tmp_path):
@@ -176,22 +152,6 @@ def test_standard_input_is_a_prompt(capsys, runs, monkeypatch, name):
     assert got.err.split("(")[0] == expected.err.split("(")[0]
 
 
-def test_a_line_is_fed_before_the_next_is_there(capsys, runs, monkeypatch):
-    fed = []
-    monkeypatch.setattr(Stream, "feed", lambda self, text, feed=Stream.feed: (fed.append(text), feed(self, text))[1])
-
-    class Typed(io.StringIO):
-        def readline(self, size=-1):
-            line = super().readline(size)
-            if line.startswith("two"):
-                assert fed == ["one\n"]
-            return line
-
-    monkeypatch.setattr(sys, "stdin", Typed("one\ntwo\n"))
-    output(capsys, runs["words"], "--prompt", "-", "--max-tokens", "1")
-    assert fed[:2] == ["one\n", "two\n"]
-
-
 @pytest.mark.parametrize(
     "text", ["", "one two\nthree", "a " * 40, "x" * 100, "ab cdefghijklmnop qr\ns\n\n" * 5, " x" * 9]
 )
@@ -206,14 +166,6 @@ def test_long_lines_are_cut_before_blanks(text, length):
 
 
 # --- the run's folder ---
-
-
-@pytest.mark.parametrize("name", ["words", "bpe"])
-def test_a_run_keeps_its_tokenizer(runs, name):
-    folder = Path(runs[name])
-    config = TextConfig(str(folder.parent / "moved"), name, bpe_vocab_size=264 if name == "bpe" else None)
-    assert config.build().corpus.encoder.fingerprint == open_run(folder).tokenizer.fingerprint
-    assert not Path(folder.parent / "corpus").exists()
 
 
 # --- errors ---
@@ -263,13 +215,6 @@ def test_drafts_of_another_run(capsys, runs):
     )
 
 
-def test_drafts_that_are_refused(capsys, runs):
-    assert "--draft-tokens is 3; expected --draft RUN beside it" in failure(
-        capsys, runs["words"], "--draft-tokens", "3"
-    )
-    assert "expected a model of" in failure(capsys, runs["words"], "--draft", runs["bpe"])
-
-
 def test_several_continuations_side_by_side_are_those_of_their_seeds(runs, capsys):
     words = [runs["words"], "--prompt", "a cat", "--max-tokens", "6", "--stop", "\n"]
     alone = [output(capsys, *words, "--seed", str(seed))[0] for seed in (3, 4, 5)]
@@ -291,11 +236,6 @@ def test_continuations_that_cannot_be(runs, capsys, tmp_path):
 
 
 # --- devices ---
-
-
-def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, runs):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "--device is cuda, and PyTorch finds no CUDA device" in failure(capsys, runs["words"], "--device", "cuda")
 
 
 def test_weights_for_the_cpu_are_refused_elsewhere(capsys, monkeypatch, runs):

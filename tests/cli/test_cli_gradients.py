@@ -91,18 +91,6 @@ def test_numbers_tables_and_figure(capsys, runs):
     assert "not orthogonal" in printed
 
 
-def test_the_split_the_checkpoint_and_the_folder_are_those_asked_for(runs, tmp_path):
-    words = ["--segments", "2", "--warm-up", "0", "--out", str(tmp_path), "--split", "valid"]
-    assert main(["gradients", runs["gru"], *words, "--checkpoint", "previous"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gradient-flow.png", "gradient-flow.svg"]
-    written = json.loads((Path(runs["gru"]) / "gradients.json").read_text())
-    previous, best = (open_run(runs["gru"], checkpoint=which) for which in ("previous", "best"))
-    assert (written["split"], written["checkpoint"], written["step"]) == ("valid", "previous", previous.step)
-    assert previous.step != best.step
-    expected = measured(previous, "valid", warm_up=0, segments=2).total
-    torch.testing.assert_close(torch.tensor(written["total"]).double(), expected, rtol=1e-5, atol=0)
-
-
 def test_what_cannot_be_measured_is_refused(capsys, runs):
     name = "none"
     assert "segments is 1; expected at least 2" in failure(capsys, "gradients", runs["gru"], "--segments", "1")
@@ -112,12 +100,3 @@ def test_what_cannot_be_measured_is_refused(capsys, runs):
     assert "expected one with a memory vector between segments" in message
     assert "`experiment: text-crt` and `model.memory: gru` or `ncgru`" in message
     assert not (Path(runs[name]) / "gradients.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("logarithm", "text"),
-    [(69.45, "2.8e+69"), (0.0, "1.0e+00"), (-3.2, "6.3e-04"), (400.0, "1.0e+400"), (1.999, "1.0e+02")],
-)
-def test_numbers_beyond_float64_are_written_out(logarithm, text):
-    assert _scientific(logarithm) == text
-    assert _scientific(float("-inf")) == "0"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -26,12 +25,6 @@ def test_a_folder_without_a_run_is_refused(capsys, tmp_path):
     for command in ("eval", "plot"):
         assert "expected the folder of a run" in failure(capsys, command, str(tmp_path))
     assert "expected the folder of a run" in failure(capsys, "train", "--resume", str(tmp_path))
-
-
-def test_debug_shows_where_an_error_comes_from(monkeypatch):
-    monkeypatch.setenv("RECURRA_DEBUG", "1")
-    with pytest.raises(ValueError, match="nowhere"):
-        main(["train", "nowhere.yaml"])
 
 
 @pytest.mark.parametrize(
@@ -105,11 +98,6 @@ def test_debug_reaches_no_command_and_is_a_value_after_two_dashes(monkeypatch):
     monkeypatch.setattr("recurra.cli.info.info", lambda words: seen.append(words) or 0)
     assert main(["info", "--debug", "a", "--", "--debug"]) == 0
     assert seen == [["a", "--", "--debug"]]
-
-
-def test_the_version_is_printed(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"recurra {version('recurra')}\n"
 
 
 def test_a_reader_that_goes_away_is_no_error():

@@ -14,8 +14,3 @@ def test_all_recipes_are_listed_with_their_variants(capsys):
 def test_one_recipe_is_printed_as_it_is(capsys):
     assert main(["recipes", "demo/fixed"]) == 0
     assert capsys.readouterr().out == find_recipe("demo/fixed").read_text(encoding="utf-8")
-
-
-def test_an_unknown_name_is_refused(capsys):
-    assert main(["recipes", "demo/fixe"]) == 2
-    assert "did you mean demo/fixed?" in capsys.readouterr().err

@@ -82,9 +82,3 @@ def test_other_lengths_are_scored_apart(capsys):
 )
 def test_bad_input_is_named(capsys, words, message):
     assert message in failure(capsys, "eval", "runs/toy-xl", *words)
-
-
-def test_a_family_needs_a_variant(capsys):
-    assert "one of its variants, as in recipes/toy/family.yaml#xl" in failure(
-        capsys, "train", "recipes/toy/family.yaml"
-    )

@@ -22,11 +22,6 @@ def test_values_with_commas_are_varied():
     )
 
 
-def test_a_sweep_without_values_is_refused(text_recipe, capsys):
-    assert main(["sweep", str(text_recipe), "--training.seed", "1"]) == 2
-    assert "the values to sweep over is none; expected several for at least one key" in capsys.readouterr().err
-
-
 def test_each_run_has_a_folder_and_a_second_call_trains_nothing(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     words += ["--training.log_every", "1", "--optimizer.learning_rate", "0.001,1e30"]
@@ -60,14 +55,6 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
         assert read_metrics(run / "log.jsonl")[-1]["step"] == 3
         length = load_recipe(run / "config.yaml").training
         assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
-
-
-def test_a_shorter_sweep_does_not_take_longer_runs_for_its_own(words, tmp_path, capsys):
-    assert main([*words, "--training.max_steps", "3"]) == 0
-    config = (tmp_path / "out" / "seed=0" / "config.yaml").read_text()
-    assert main([*words, "--training.max_steps", "2"]) == 2
-    assert "is 2 steps in all; expected at least 3, which the run has already made" in capsys.readouterr().err
-    assert (tmp_path / "out" / "seed=0" / "config.yaml").read_text() == config
 
 
 @pytest.mark.parametrize(

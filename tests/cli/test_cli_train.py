@@ -23,19 +23,6 @@ def test_train_writes_a_complete_run(trained):
     assert json.loads((run / "summary.json").read_text())["finished"] is True
 
 
-def test_overrides_reach_the_run_wherever_they_stand(recipe, tmp_path):
-    words = ["train", "--training.epochs", "1", recipe, "--run", str(tmp_path / "run"), "--training.max_steps=2"]
-    assert main(words) == 0
-    assert len(measured(tmp_path / "run")) == 2
-
-
-def test_a_run_is_not_overwritten(capsys, recipe, trained):
-    before = measured(Path(trained))
-    message = failure(capsys, "train", recipe, "--run", trained)
-    assert f"recurra train --resume {trained}" in message
-    assert measured(Path(trained)) == before
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

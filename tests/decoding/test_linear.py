@@ -10,7 +10,7 @@ from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear, pack_l
 from recurra.layers.convolution import ImplicitFilters
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
-SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]
+SIZES = [(1, 1), (3, 5), (17, 3), (65, 1), (130, 33), (624, 40)]
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,13 @@ def test_it_multiplies_with_the_weights_it_keeps(dtype):
 
 
 @pytest.mark.parametrize("numbers", DTYPES)
-@pytest.mark.parametrize(("n_in", "n_out"), [(1, 3), (131, 70), (257, 129)])
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 3), (257, 129)])
 def test_a_vector_comes_out_the_same_beside_any_others(numbers, n_in, n_out):
     layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(MOST_VECTORS, n_in)
     alone = torch.stack([layer(vector) for vector in x])
     expected = by_torch(layer, x)
     torch.testing.assert_close(alone.double(), expected, rtol=1e-5, atol=3e-6)
-    for count in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 23, MOST_VECTORS - 1, MOST_VECTORS):
+    for count in (2, 3, 4, 5, 6, 8, 11, 14, 23, MOST_VECTORS):
         assert torch.equal(layer(x[-count:]), alone[-count:])
 
 
@@ -169,14 +169,6 @@ def test_a_packed_model_steps_as_the_model_does(tied):
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-5)
     for mine, other in zip(state.layers, expected_state.layers):
         torch.testing.assert_close(mine.h, other.h, rtol=1e-4, atol=1e-5)
-
-
-def test_int4_is_near_int8_nearer_and_bfloat16_nearer_still():
-    model = language_model()
-    tokens = torch.randint(31, (1, 5))
-    expected, _ = model(tokens)
-    errors = [(pack_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in DTYPES[1:]]
-    assert 0 < errors[0] < errors[1] < 0.1 > errors[2] / 10 > errors[1] / 10
 
 
 def test_errors():

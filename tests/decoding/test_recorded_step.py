@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.decoding.linear import pack_linear_layers
-from recurra.decoding.steps import StateShapeChanges, TracedStep, prepare
+from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
@@ -90,17 +90,6 @@ def test_what_cannot_be_recorded_is_refused():
         TracedStep(language_model("relative-attention", n_heads=2), 31)
     with pytest.raises(ValueError, match="in training mode"):
         TracedStep(language_model("gateloop").train(), 31)
-
-
-def test_a_step_that_no_recording_can_follow_is_left_to_the_model():
-    """Sizes are tensors while a step is recorded; such a model divides them."""
-    options = {"mixer": "gateloop-attention", "mixer_options": {"window": 1}}
-    model = LanguageModel(LanguageModelConfig(31, None, 1, 12, 16, **options)).eval()
-    with pytest.raises(StateShapeChanges, match="cannot be recorded"):
-        TracedStep(model, 31)
-    prepared, tokens = prepare(model), torch.randint(31, (2, 5))
-    with torch.no_grad():
-        torch.testing.assert_close(prepared(tokens)[0], model(tokens)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mixer", ["rotary-attention", "relative-attention"])

@@ -12,8 +12,7 @@ from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 SAMPLING = SamplingConfig(temperature=0.8, top_k=9, repetition_penalty=1.2)

@@ -6,8 +6,7 @@ import torch
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
 from recurra.streams.speculation import Speculation
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 
 from .conftest import VOCABULARY
 

@@ -2,22 +2,13 @@ import torch
 
 from recurra import state as states
 from recurra.streams import stream
-from recurra.streams.stream import FeedRequest, _feed, feed_together
+from recurra.streams.stream import _feed, feed_together
 
 from .conftest import VOCABULARY
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length))
-
-
-def test_the_logits_after_the_last_token(any_model):
-    model = any_model
-    x, later = tokens(3, 7), tokens(3, 4)
-    logits, state = _feed(model, x)
-    expected, carried = model(x)
-    torch.testing.assert_close(logits, expected[:, -1], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(_feed(model, later, state)[0], model(later, carried)[0][:, -1], rtol=1e-11, atol=1e-11)
 
 
 def test_long_texts_go_in_pieces(model, monkeypatch):
@@ -57,20 +48,18 @@ def test_a_model_with_logits_alone(gateloop):
 
 def test_streams_of_all_lengths_together(model):
     lengths_before_and_now = [(0, 3), (4, 11), (0, 1), (5, 6), (10, 6), (3, 2), (2, 9), (4, 11), (4, 2)]
-    requests = [
-        FeedRequest(tokens(1, now)[0], _feed(model, tokens(1, before))[1] if before else None)
-        for before, now in lengths_before_and_now
-    ]
-    kept = [[tensor.clone() for tensor in states.tensors(one.state)] for one in requests]
-    for one, together in zip(requests, feed_together(model, requests)):
-        logits, state = _feed(model, one.tokens[None], one.state)
-        torch.testing.assert_close(together.logits, logits[0], rtol=1e-10, atol=1e-11)
-        assert type(together.state) is type(state)
-        for got, expected in zip(states.tensors(together.state), states.tensors(state), strict=True):
+    texts = [tokens(1, now)[0] for _, now in lengths_before_and_now]
+    started = [_feed(model, tokens(1, before))[1] if before else None for before, _ in lengths_before_and_now]
+    kept = [[tensor.clone() for tensor in states.tensors(one)] for one in started]
+    for text, before, (found, after) in zip(texts, started, feed_together(model, texts, started)):
+        logits, state = _feed(model, text[None], before)
+        torch.testing.assert_close(found, logits[0], rtol=1e-10, atol=1e-11)
+        assert type(after) is type(state)
+        for got, expected in zip(states.tensors(after), states.tensors(state), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11)
             assert got._base is None
-    for one, before in zip(requests, kept):
-        assert all(torch.equal(*pair) for pair in zip(before, states.tensors(one.state), strict=True))
+    for one, before in zip(started, kept):
+        assert all(torch.equal(*pair) for pair in zip(before, states.tensors(one), strict=True))
 
 
 def test_equal_layouts_make_one_call(gateloop):
@@ -78,13 +67,5 @@ def test_equal_layouts_make_one_call(gateloop):
     gateloop.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
     started = [_feed(gateloop, tokens(1, length))[1] for length in (2, 9, 4)]
     calls.clear()
-    feed_together(gateloop, [FeedRequest(tokens(1, length)[0], state) for length, state in zip((3, 5, 3), started)])
+    feed_together(gateloop, [tokens(1, length)[0] for length in (3, 5, 3)], started)
     assert calls == [(3, 3), (1, 2)]
-
-
-def test_a_segment_models_streams_go_with_those_at_the_same_place(crt):
-    calls = []
-    started = [_feed(crt, tokens(1, length))[1] for length in (1, 6, 3)]  # places 1, 1 and 3 of segments of 5
-    crt.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
-    feed_together(crt, [FeedRequest(tokens(1, 2)[0], state) for state in started])
-    assert sorted(calls) == [(1, 2), (2, 2)]

@@ -8,8 +8,7 @@ from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 
 from .conftest import VOCABULARY
 
@@ -20,8 +19,8 @@ def prepared(model, weights="float32", kind=Stream):
     return kind(model, runner=prepare(model, weights))
 
 
-def test_float32_gives_the_models_results(any_model):
-    model = any_model.float()
+def test_float32_gives_the_models_results(model):
+    model = model.float()
     plain, fast = Stream(model), prepared(model)
     for length in (1, 1, 7, 1, 1, 12, 1):
         tokens = torch.randint(VOCABULARY, (length,)).tolist()
@@ -31,8 +30,8 @@ def test_float32_gives_the_models_results(any_model):
     assert list(fast.generate(10, seed=3)) == list(plain.generate(10, seed=3))
 
 
-def test_states_go_from_one_to_the_other(any_model, tmp_path):
-    model = any_model.float()
+def test_states_go_from_one_to_the_other(gateloop, tmp_path):
+    model = gateloop.float()
     fast, plain = prepared(model, "int8"), Stream(model)
     fast.feed([1, 2, 3])
     fast.save(tmp_path / "state")
@@ -43,8 +42,8 @@ def test_states_go_from_one_to_the_other(any_model, tmp_path):
     assert not torch.equal(twin.logits, plain.step(4))  # the twin is rounded, too
 
 
-def test_streams_share_one_copy_and_are_what_each_is_alone(any_model):
-    model = any_model.float()
+def test_streams_share_one_copy_and_are_what_each_is_alone(model):
+    model = model.float()
     streams, alone = prepared(model, kind=Streams), prepared(model)
     for name in range(5):
         streams.open(name)

@@ -9,8 +9,7 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 
 from .conftest import VOCABULARY
 
@@ -59,18 +58,6 @@ def test_streams_that_come_fork_reset_and_go(model):
             )
 
 
-def test_it_is_a_mapping_of_streams(gateloop, words):
-    streams = Streams(gateloop, words)
-    first = streams.open("a")
-    second = streams.fork("a", "b")
-    assert (list(streams), len(streams), streams["a"], streams["b"]) == (["a", "b"], 2, first, second)
-    assert first.tokenizer is second.tokenizer is words
-    streams.feed({"a": "the cat", "b": [1, 2, 3, 4]})
-    assert (first.position, second.position) == (2, 4)
-    streams.close("a")
-    assert "a" not in streams
-
-
 def test_a_name_is_given_once(gateloop):
     streams = Streams(gateloop)
     streams.open("a")
@@ -113,15 +100,6 @@ def test_what_streams_keep_does_not_keep_a_batch_alive(any_model):
     for stream in streams.values():
         for tensor in (stream.logits, *tensors(stream.state)):
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def test_training_mode_is_refused(gateloop):
-    streams = Streams(gateloop)
-    streams.open("a")
-    gateloop.train()
-    for call in (lambda: Streams(gateloop), lambda: streams.feed({"a": [1]})):
-        with pytest.raises(ValueError, match="training mode"):
-            call()
 
 
 # --- generating ---
@@ -182,18 +160,6 @@ def test_between_rounds_streams_are_fed_closed_and_opened_again(gateloop):
     assert got["a"] == alone(twins["a"], GenerationConfig(max_tokens=6, seed=3))
     assert got["b"] == alone(twins["b"], GenerationConfig(max_tokens=3, seed=3))
     assert streams["b"].position == 0
-
-
-def test_a_stream_that_is_replaced_before_the_first_round_takes_no_part(gateloop):
-    streams = begun(Streams(gateloop), "ab")
-    twin = streams["b"].fork()
-    rounds = streams.generate({name: GenerationConfig(max_tokens=3, seed=3) for name in "ab"})
-    streams.close("a")
-    streams.open("a")
-    got = list(rounds)
-    assert [list(tokens) for tokens in got] == [["b"]] * 3
-    assert streams["a"].position == 0
-    assert [tokens["b"] for tokens in got] == alone(twin, GenerationConfig(max_tokens=3, seed=3))
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])

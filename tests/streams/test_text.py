@@ -66,19 +66,6 @@ def test_the_tokens_before_decide_on_the_first_blank(words):
     assert TextPieces(words, words.encode("the dog\n").tolist()).add(cat) == "cat"
 
 
-@pytest.mark.parametrize("byte", ["é", "日"])
-def test_tokenizers_that_fall_back_to_bytes(byte):
-    """Their decoder makes one U+FFFD of every byte of an unfinished letter."""
-    vocabulary = {f"<0x{number:02X}>": number for number in range(256)} | {"<unk>": 256, "▁a": 257}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    fallback = BytePairEncoding(tokenizer)
-    tokens = [257, *byte.encode(), 257]
-    *pieces, rest = pieces_of(fallback, tokens)
-    assert pieces == [" a", *[""] * (len(byte.encode()) - 1), byte, " a"]
-    assert rest == ""
-
-
 def with_bytes_and(words):
     """A tokenizer with a token for each byte, as Llama's: it decodes a run of bytes as a whole."""
     vocabulary = {f"<0x{number:02X}>": number for number in range(256)} | {"<unk>": 256}
@@ -147,11 +134,6 @@ def test_what_cannot_be_a_stop_is_not_held_back():
         "",
         "\nQq",
     ]
-
-
-def test_an_empty_stop_is_refused():
-    with pytest.raises(ValueError, match=r"stop is .*; expected texts of at least one letter"):
-        _StopText(["end", ""])
 
 
 def test_a_stop_that_is_no_list_is_refused():

@@ -52,7 +52,10 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
         ValueError: no mixer of the model has a transition.
         TypeError: the model has no blocks with mixers.
     """
-    mixers = _require_transitions(model)
+    mixers = mixers_with_transition(model)
+    if not mixers:
+        names = ", ".join(sorted({type(block.mixer).__name__ for block in model.blocks}))  # type: ignore[union-attr]
+        raise ValueError(sentence("model", f"one with the mixers {names}", "a mixer with a method transition(x)"))
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     with ExitStack() as afterwards:
         for module in model.modules():
@@ -89,14 +92,6 @@ def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:
         n_resets=n_resets,
         n_elsewhere=n_steps - n_resets,
     )
-
-
-def _require_transitions(model: nn.Module) -> dict[int, nn.Module]:
-    chosen = mixers_with_transition(model)
-    if not chosen:
-        names = ", ".join(sorted({type(block.mixer).__name__ for block in model.blocks}))  # type: ignore[union-attr]
-        raise ValueError(sentence("model", f"one with the mixers {names}", "a mixer with a method transition(x)"))
-    return chosen
 
 
 def _keep_transition(

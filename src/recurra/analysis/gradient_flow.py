@@ -14,10 +14,10 @@ p, and the total derivative for p = t - 1, where the two are equal. (The paper's
 dh_i/dy_i, as in the proof.)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -35,48 +35,26 @@ from recurra.ops.cells.gru import GRUCell
 from recurra.ops.cells.ncgru import NCGRUCell
 from recurra.state import map_tensors
 
-Track: TypeAlias = Callable[[Sequence[Tensor], str], Iterable[Tensor]]
-"""Yields the pieces in order, and may report progress under a name."""
-
 _ROWS = 64
 """Rows that are differentiated together."""
 
 
-def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
-    """Report no progress; the default `Track`."""
-    return pieces
+def _jacobians(output: Float[Tensor, " d"], inputs: Sequence[Tensor]) -> list[Float[Tensor, "d ..."]]:
+    return _products(output, inputs, torch.eye(len(output), dtype=output.dtype, device=output.device))
 
 
-def _jacobians(
-    output: Float[Tensor, " d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
-) -> list[Float[Tensor, "d ..."]]:
-    rows = torch.eye(len(output), dtype=output.dtype, device=output.device)
-    pieces = [_products(output, inputs, piece) for piece in track(rows.split(_ROWS), name)]
-    return [torch.cat(of_input) for of_input in zip(*pieces)]
-
-
-def _step_jacobians(
-    outputs: Float[Tensor, "steps d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
-) -> list[Float[Tensor, "steps d _"]]:
+def _step_jacobians(outputs: Float[Tensor, "steps d"], inputs: Sequence[Tensor]) -> list[Float[Tensor, "steps d _"]]:
     """Differentiate each step's vector by the inputs of the same step; no output may depend on another step's input."""
     n_steps, d = outputs.shape
     rows = torch.eye(d, dtype=outputs.dtype, device=outputs.device)[:, None].expand(d, n_steps, d)
-    pieces = [_products(outputs, inputs, piece) for piece in track(rows.split(_ROWS), name)]
-    return [torch.cat(of_input).transpose(0, 1) for of_input in zip(*pieces)]
+    return [of_input.transpose(0, 1) for of_input in _products(outputs, inputs, rows)]
 
 
-def _spectral_norms(
-    matrices: Float[Tensor, "steps d e"], name: str, track: Track = untracked
-) -> Float[Tensor, " steps"]:
-    """Return the largest singular value of each matrix, from a full decomposition: no iteration that may stop early."""
-    pieces = track(matrices.split(1), name)
-    return torch.cat([torch.linalg.matrix_norm(piece, ord=2) for piece in pieces])
-
-
-def _products(output: Tensor, inputs: Sequence[Tensor], vectors: Tensor) -> tuple[Tensor, ...]:
+def _products(output: Tensor, inputs: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
     """v^T J for each v in `vectors`, for each input."""
     # Not is_grads_batched=True, which is an older vmap and loops over the vectors at norms and softmax.
-    return torch.vmap(lambda v: torch.autograd.grad(output, list(inputs), v, retain_graph=True))(vectors)
+    products = torch.vmap(lambda v: torch.autograd.grad(output, list(inputs), v, retain_graph=True))
+    return [torch.cat(of_input) for of_input in zip(*map(products, vectors.split(_ROWS)))]
 
 
 _Item = TypeVar("_Item")
@@ -284,7 +262,6 @@ def measure_gradient_flow(
     state: CompactRecurrentTransformerState | None = None,
     *,
     at: Sequence[int] = (0, -1),
-    track: Track = untracked,
 ) -> GradientFlow:
     """Measure how the outputs of the last segment depend on those of earlier segments (CRT (2)-(3), CRT (12)-(14)).
 
@@ -296,7 +273,6 @@ def measure_gradient_flow(
         tokens: one stream of at least two whole segments.
         state: the state of the stream before them, at the end of a segment; None starts a stream.
         at: the targets, by position in the last segment; negative positions count from its end.
-        track: reports progress.
 
     Raises:
         ValueError: the model has no memory vector, or the tokens, the state or a target do not fit its segments.
@@ -304,23 +280,27 @@ def measure_gradient_flow(
     cell = memory_rnn(model).cell
     assert isinstance(model, CompactRecurrentTransformer)
     n = model.config.segment_length
-    targets = _positions(at, n)
+    expected = f"one or more positions in a segment of {n} tokens, {-n} to {n - 1}"
+    require(bool(at) and all(-n <= position < n for position in at), "at", list(at), expected)
+    targets = [position % n for position in at]
     trace = _trace_memory(model, tokens, state)
     memory, last = trace.memories[-1][0], trace.outputs[-1][0]
-    from_memory = torch.stack(
-        [_jacobians(last[k], [trace.memories[-1]], "dy/dm", track)[0].flatten(1) for k in targets]
-    )
-    by_all_paths = torch.cat(_jacobians(memory, trace.outputs[:-1], "dm/dy by all paths", track), 2)[:, 0]
-    steps = _step_gradients(trace, track)
-    memory_norms = _spectral_norms(from_memory, "norms of dy/dm", track)
+    from_memory = torch.stack([_jacobians(last[k], [trace.memories[-1]])[0].flatten(1) for k in targets])
+    by_all_paths = torch.cat(_jacobians(memory, trace.outputs[:-1]), 2)[:, 0]
+    steps = _step_gradients(trace)
+    memory_norms = torch.linalg.matrix_norm(from_memory, ord=2)
     ends = memory_norms.log10()[:, None] + steps.input_norms.log10()
+    # along the RNN, the other outputs are fixed: it reads all of them as if they were data; last, for it is traced
+    y = torch.cat(trace.outputs[:-1], 1).detach().requires_grad_()
+    _, after = trace.rnn(y, RNNState(trace.memories[0].detach()))
+    along_rnn = _jacobians(after.h[0], [y])[0][:, 0]
     n_sources = len(steps.norms)
     return GradientFlow(
         segment_length=n,
         sources=torch.arange(n_sources),
         targets=torch.tensor(targets) + n_sources,
-        total=_chained_norms(from_memory, by_all_paths, "norms of dy/dy by all paths", track),
-        direct=_chained_norms(from_memory, _along_rnn(trace, track), "norms of dy/dy along the RNN", track),
+        total=_chained_norms(from_memory, by_all_paths),
+        direct=_chained_norms(from_memory, along_rnn),
         log10_bound=ends + _log10_products(steps.bounds),
         log10_bound_of_largest=ends + _log10_powers(steps.bounds),
         log10_bound_a_priori=ends + _log10_powers(torch.full_like(steps.norms, steps.bound_a_priori)),
@@ -331,37 +311,21 @@ def measure_gradient_flow(
     )
 
 
-def _positions(at: Sequence[int], n: int) -> list[int]:
-    outside = [position for position in at if not -n <= position < n]
-    expected = f"one or more positions in a segment of {n} tokens, {-n} to {n - 1}"
-    require(bool(at) and not outside, "at", list(at), expected)
-    return [position % n for position in at]
-
-
-def _along_rnn(trace: _MemoryTrace, track: Track) -> Float[Tensor, "d T d"]:
-    """dm/dy_i of each source with the other outputs fixed: the RNN reads all of them as if they were data."""
-    y = torch.cat(trace.outputs[:-1], 1).detach().requires_grad_()
-    _, last = trace.rnn(y, RNNState(trace.memories[0].detach()))
-    return _jacobians(last.h[0], [y], "dm/dy along the RNN", track)[0][:, 0]
-
-
-def _chained_norms(
-    from_memory: Float[Tensor, "K d d"], into_memory: Float[Tensor, "d T d"], name: str, track: Track
-) -> Float[Tensor, "K T"]:
+def _chained_norms(from_memory: Float[Tensor, "K d d"], into_memory: Float[Tensor, "d T d"]) -> Float[Tensor, "K T"]:
     sources = into_memory.transpose(0, 1)
-    return torch.stack([_spectral_norms(of_target @ sources, name, track) for of_target in from_memory])
+    return torch.stack([torch.linalg.matrix_norm(of_target @ sources, ord=2) for of_target in from_memory])
 
 
-def _step_gradients(trace: _MemoryTrace, track: Track) -> StepGradients:
+def _step_gradients(trace: _MemoryTrace) -> StepGradients:
     cell = trace.rnn.cell
     y = torch.cat(trace.outputs[:-1], 1)[0].detach().requires_grad_()
     h = torch.cat([trace.memories[0][:, None], *trace.states[:-1]], 1)[0, :-1].detach().requires_grad_()
     after = cell.step(cell.project(y), h, cell.recurrent_weights(y.dtype))
-    by_state, by_input = _step_jacobians(after, [h, y], "dh/dh and dh/dy of the steps", track)
+    by_state, by_input = _step_jacobians(after, [h, y])
     bound = step_bound(cell, y, h)
     return StepGradients(
-        norms=_spectral_norms(by_state, "norms of dh/dh", track),
-        input_norms=_spectral_norms(by_input, "norms of dh/dy", track),
+        norms=torch.linalg.matrix_norm(by_state, ord=2),
+        input_norms=torch.linalg.matrix_norm(by_input, ord=2),
         alpha=bound.alpha,
         beta=bound.beta,
         candidate_norm=float(bound.candidate_norm),

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -58,8 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traceback.
     """
     _let_threads_sleep()
-    words, wants_traceback = _without_debug(sys.argv[1:] if arguments is None else arguments)
-    words, modules = _without_imports(words)
+    parser = ArgumentParser(prog="recurra", add_help=False, allow_abbrev=False)
+    parser.add_argument("--debug", action="store_true", default=os.environ.get("RECURRA_DEBUG", "0") not in ("", "0"))
+    parser.add_argument("--import", dest="modules", action="append", default=[])
+    own, words = parser.parse_known_args(arguments)  # what comes after -- is a value
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
         return 0 if words else _FAILED
@@ -70,13 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"recurra: unknown command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
         return _FAILED
     try:
-        _import_own(modules)
+        _import_own(own.modules)
         module, _, function = COMMANDS[words[0]][0].partition(":")
         return int(getattr(import_module(f"recurra.cli.{module}"), function)(words[1:]))
     except (KeyboardInterrupt, BrokenPipeError) as error:  # neither is a mistake, so neither has a traceback to show
         return report(f"recurra {words[0]}", error)
     except Exception as error:
-        if wants_traceback:
+        if own.debug:
             raise
         return report(f"recurra {words[0]}", error)
 
@@ -85,28 +88,6 @@ def _let_threads_sleep() -> None:
     """Have torch's threads sleep soon when there is no work, unless the environment says otherwise."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
-    """Remove --debug, and return whether it was there or the environment asks for it; after -- it is a value."""
-    end = words.index("--") if "--" in words else len(words)
-    kept = [word for word in words[:end] if word != "--debug"]
-    wanted = len(kept) < end or os.environ.get("RECURRA_DEBUG", "0") not in ("", "0")
-    return [*kept, *words[end:]], wanted
-
-
-def _without_imports(words: list[str]) -> tuple[list[str], list[str]]:
-    """Remove each --import MODULE, and return the modules."""
-    kept, modules, end = [], [], words.index("--") if "--" in words else len(words)
-    left = iter(words[:end])
-    for word in left:
-        if word == "--import":
-            modules.append(next(left, ""))
-        elif word.startswith("--import="):
-            modules.append(word.partition("=")[2])
-        else:
-            kept.append(word)
-    return [*kept, *words[end:]], modules
 
 
 def _import_own(modules: Sequence[str]) -> None:

@@ -78,12 +78,8 @@ def _accuracy_table(results: Mapping[str, tuple[EvaluationResult, SpanAccuracy]]
     while first <= largest:
         # 0, 1, 2-3, 4-7, 8-15 and so on: spans matter by their ratios.
         last = min(max(2 * first - 1, first), largest)
-        shares = (_share(spans, first, last) for _, spans in results.values())
+        inside = [(spans.n_correct[first : last + 1], spans.counts[first : last + 1]) for _, spans in results.values()]
+        shares = [f"{int(right.sum()) / int(all_.sum()):.3f}" if all_.any() else "-" for right, all_ in inside]
         table.add_row(str(first) if first == last else f"{first} to {last}", *shares)
         first = last + 1
     return table
-
-
-def _share(spans: SpanAccuracy, first: int, last: int) -> str:
-    counts = int(spans.counts[first : last + 1].sum())
-    return f"{int(spans.n_correct[first : last + 1].sum()) / counts:.3f}" if counts else "-"

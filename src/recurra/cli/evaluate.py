@@ -2,8 +2,7 @@
 
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from rich.console import Console
@@ -58,7 +57,11 @@ def evaluate(words: Sequence[str]) -> int:
             )
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
-    Console(markup=False).print(_score_table(trained.name, scores))
+    table = Table(title=trained.name, show_header=False)
+    for name, value in scores.items():
+        if value is not None and value not in ({}, []) and name not in DETAILS:
+            table.add_row(name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else str(value))
+    Console(markup=False).print(table)
     for path in trained.task.figures_of_scores(trained, arguments.split, scores):
         print(path)
     return 0
@@ -74,12 +77,3 @@ def _temperature(word: str) -> float | str:
     if not 0 < temperature < float("inf"):
         raise ArgumentTypeError(f"{word!r}; expected a number above 0, or valid")
     return temperature
-
-
-def _score_table(title: str, scores: Mapping[str, Any]) -> Table:
-    table = Table(title=title, show_header=False)
-    for name, value in scores.items():
-        if value is None or value in ({}, []) or name in DETAILS:
-            continue
-        table.add_row(name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else str(value))
-    return table

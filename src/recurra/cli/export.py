@@ -7,7 +7,7 @@ from pathlib import Path
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.convert.published.folder import ARCHITECTURES
-from recurra.train.formats import FORMATS, OnnxExport, WebExport, convert_model, export_onnx, export_web
+from recurra.train.formats import FORMATS, convert_model, export_onnx, export_web
 from recurra.train.run import open_run
 from recurra.train.run_folder import RunFolder
 
@@ -41,12 +41,8 @@ def convert(words: Sequence[str]) -> int:
     difference = convert_model(
         source, target, to, checkpoint=arguments.checkpoint, overrides=overrides, force=arguments.force
     )
-    print(_converted(target, difference))
+    print(f"wrote {target}; the logits of both differ by {difference:.1e} at most")
     return 0
-
-
-def _converted(target: Path, difference: float) -> str:
-    return f"wrote {target}; the logits of both differ by {difference:.1e} at most"
 
 
 _HF = """\
@@ -70,7 +66,7 @@ def _export_hf(words: Sequence[str]) -> int:
     RunFolder(arguments.run).require_run()
     options = {"checkpoint": arguments.checkpoint, "overrides": overrides, "force": arguments.force}
     difference = convert_model(Path(arguments.run), arguments.folder, "hf", **options)
-    print(_converted(arguments.folder, difference))
+    print(f"wrote {arguments.folder}; the logits of both differ by {difference:.1e} at most")
     return 0
 
 
@@ -94,15 +90,12 @@ def _export_onnx(words: Sequence[str]) -> int:
     add("--force", action="store_true", help="overwrite files that exist")
     arguments = parser.parse_args(own)
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
-    print(_onnx_report(export_onnx(trained, arguments.file, int8=arguments.int8, force=arguments.force)))
-    return 0
-
-
-def _onnx_report(export: OnnxExport) -> str:
-    lines = [f"the logits differ from the model's by {export.difference:.1e} of the largest at most"]
+    export = export_onnx(trained, arguments.file, int8=arguments.int8, force=arguments.force)
+    print(f"the logits differ from the model's by {export.difference:.1e} of the largest at most")
     if export.int8_difference is not None:
-        lines.append(f"with matrices of 8-bit integers, by {export.int8_difference:.1e}")
-    return "\n".join([*lines, f"wrote {', '.join(map(str, export.files))}"])
+        print(f"with matrices of 8-bit integers, by {export.int8_difference:.1e}")
+    print(f"wrote {', '.join(map(str, export.files))}")
+    return 0
 
 
 _WEB = """\
@@ -128,18 +121,13 @@ def _export_web(words: Sequence[str]) -> int:
     export = export_web(
         runs, arguments.folder, weights=arguments.weights, webgpu=arguments.webgpu, force=arguments.force
     )
-    print(_web_report(export, arguments.folder))
-    return 0
-
-
-def _web_report(export: WebExport, folder: Path) -> str:
     models = [n_bytes for name, n_bytes in export.files.items() if name.endswith(".onnx")]
     taken = f"the model takes {sum(models) / 1e6:.1f}" if len(models) == 1 else f"models take {sum(models) / 1e6:.1f}"
-    return (
-        f"the outputs differ from those in Python by {export.difference:.1e} at most\n"
-        f"wrote {folder}: {sum(export.files.values()) / 1e6:.1f} MB, of which {taken}\n"
-        f"to look at it: python -m http.server --directory {folder} --bind 127.0.0.1"
-    )
+    folder = arguments.folder
+    print(f"the outputs differ from those in Python by {export.difference:.1e} at most")
+    print(f"wrote {folder}: {sum(export.files.values()) / 1e6:.1f} MB, of which {taken}")
+    print(f"to look at it: python -m http.server --directory {folder} --bind 127.0.0.1")
+    return 0
 
 
 _EXPORTS = {

@@ -2,14 +2,12 @@
 
 import json
 import math
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
@@ -130,18 +128,22 @@ tables, writes RUN/gradients.json for each run, and draws one figure of all runs
 
 def gradients(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
-    arguments = _gradients_parser().parse_args(own)
+    parser = command_parser("gradients", _GRADIENTS)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    add("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
+    add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
+    add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
+    add("--out", **FOLDER, help="folder for the figure (default: the first RUN/figures)")
+    add_checkpoint(parser)
+    arguments = parser.parse_args(own)
     split, segments, warm_up = arguments.split, arguments.segments, arguments.warm_up
     keep_large_blocks()
     runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
     require_different_names(runs)
     tokens = [measured_tokens(run, split, segments=segments, warm_up=warm_up) for run in runs]
-    flows = {}
-    progress_console = Console(stderr=True)
-    with Progress(console=progress_console, transient=True, disable=not progress_console.is_terminal) as progress:
-        for trained, text in zip(runs, tokens):
-            track = partial(_tracked, progress, trained.name)
-            flows[trained.name] = measure_gradients(trained, text, warm_up=warm_up, track=track)
+    measured = track(list(zip(runs, tokens)), "measuring", console=Console(stderr=True), transient=True)
+    flows = {trained.name: measure_gradients(trained, text, warm_up=warm_up) for trained, text in measured}
     options = {"split": split, "checkpoint": arguments.checkpoint, "segments": segments, "warm_up": warm_up}
     for trained in runs:
         write_gradients(trained, {**options, "step": trained.step}, flows[trained.name])
@@ -153,24 +155,6 @@ def gradients(words: Sequence[str]) -> int:
     for file in files:
         console.print(str(file), soft_wrap=True, markup=False, highlight=False)
     return 0
-
-
-def _gradients_parser() -> ArgumentParser:
-    parser = command_parser("gradients", _GRADIENTS)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    add("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
-    add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
-    add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
-    add("--out", **FOLDER, help="folder for the figure (default: the first RUN/figures)")
-    add_checkpoint(parser)
-    return parser
-
-
-def _tracked(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
-    task = progress.add_task(f"{run}: {name}", total=len(pieces))
-    yield from progress.track(pieces, task_id=task)
-    progress.remove_task(task)
 
 
 def _distance_table(name: str, flow: GradientFlow) -> Table:

@@ -19,8 +19,7 @@ from recurra.decoding.steps import prepare
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
-from recurra.streams.stream import Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Stream, Streams
 from recurra.train._process import Ranks, chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.train.run import open_run
 
@@ -46,13 +45,17 @@ _LINE_LENGTH = 2**16
 def generate(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
-    sampling = _sampling(arguments)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
+    sampling = SamplingConfig(**{name: getattr(arguments, name) for name in names})
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
     if arguments.draft is None and arguments.draft_tokens is not None:
         raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected --draft RUN beside it")
     _require_continuations(arguments)
-    device = _device(arguments)
+    device = chosen_device(arguments.device, "--device")
+    if device != "cpu" and arguments.weights is not None:
+        got = f"{arguments.weights} with --device {arguments.device}"
+        raise ValueError(sentence("--weights", got, "a model on the CPU, for which these copies are", "leave one out"))
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
@@ -111,19 +114,6 @@ def _parser() -> ArgumentParser:
     add_device(parser, "run the model", default="cpu")
     add_checkpoint(parser)
     return parser
-
-
-def _sampling(arguments: Namespace) -> SamplingConfig:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
-    return SamplingConfig(**{name: getattr(arguments, name) for name in names})
-
-
-def _device(arguments: Namespace) -> str:
-    device = chosen_device(arguments.device, "--device")
-    if device != "cpu" and arguments.weights is not None:
-        got = f"{arguments.weights} with --device {arguments.device}"
-        raise ValueError(sentence("--weights", got, "a model on the CPU, for which these copies are", "leave one out"))
-    return device
 
 
 def _require_continuations(arguments: Namespace) -> None:

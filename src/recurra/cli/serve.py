@@ -59,7 +59,14 @@ def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
     if arguments.api_key_file is not None:
-        keys += _keys_of(arguments.api_key_file)
+        path = arguments.api_key_file
+        of_file = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if not of_file or any(len(key.split()) > 1 for key in of_file):
+            got = f"{path}, with a line that has blanks inside" if of_file else f"{path}, which has no key"
+            raise ValueError(
+                sentence("--api-key-file", got, "a file with an API key on each line, and nothing beside it")
+            )
+        keys += of_file
     return ServeSettings(
         host=arguments.host,
         port=arguments.port,
@@ -69,16 +76,6 @@ def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
         max_queue=arguments.max_queue,
         max_tokens=arguments.max_tokens,
     )
-
-
-def _keys_of(path: Path) -> list[str]:
-    keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not keys:
-        raise ValueError(sentence("--api-key-file", f"{path}, which has no key", "a file with an API key on each line"))
-    if any(len(key.split()) > 1 for key in keys):
-        got = f"{path}, with a line that has blanks inside"
-        raise ValueError(sentence("--api-key-file", got, "an API key on each line, and nothing beside it"))
-    return keys
 
 
 _EXPLORE = """\

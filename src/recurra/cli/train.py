@@ -9,7 +9,6 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
-from pathlib import Path
 
 import torch.distributed as dist
 from rich.console import Console
@@ -35,7 +34,12 @@ def train(words: Sequence[str]) -> int:
     if arguments.help:
         print(parser.format_help(), recipe_help(arguments.recipe) if arguments.recipe else "", sep="\n")
         return 0
-    _require_one_way(parser, arguments)
+    if (arguments.recipe is None) == (arguments.resume is None):
+        parser.error("give either a RECIPE or --resume RUN")
+    if arguments.resume and arguments.run:
+        parser.error("--resume RUN continues in the run's own folder: omit --run")
+    if arguments.checkpoint and not arguments.resume:
+        parser.error("--checkpoint chooses what to resume: add --resume RUN")
     keep_large_blocks()
     with _reporting_together():
         return _train(arguments, overrides)
@@ -81,15 +85,6 @@ def _parser() -> ArgumentParser:
     add("--resume", metavar="RUN", help="continue the run in this folder")
     add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
     return parser
-
-
-def _require_one_way(parser: ArgumentParser, arguments: Namespace) -> None:
-    if (arguments.recipe is None) == (arguments.resume is None):
-        parser.error("give either a RECIPE or --resume RUN")
-    if arguments.resume and arguments.run:
-        parser.error("--resume RUN continues in the run's own folder: omit --run")
-    if arguments.checkpoint and not arguments.resume:
-        parser.error("--checkpoint chooses what to resume: add --resume RUN")
 
 
 def _result(trainer: Trainer) -> str:
@@ -160,19 +155,14 @@ def recipes(words: Sequence[str]) -> int:
     console = Console(markup=False)
     if not console.is_terminal:
         console = Console(width=120, markup=False)
-    console.print(_recipe_table())
-    return 0
-
-
-def _recipe_table() -> Table:
     table = Table("name", "variants", "what it is")
-    for name in recipe_names():
-        path = find_recipe(name)
+    for recipe in recipe_names():
+        path = find_recipe(recipe)
         axes = read_yaml(path).get("axes", {})  # of a family
-        table.add_row(name, str(math.prod(map(len, axes.values()))) if axes else "", _first_sentence(path))
-    return table
-
-
-def _first_sentence(path: Path) -> str:
-    comment = itertools.takewhile(lambda line: line.strip("# "), read_text(path).splitlines())
-    return re.split(r"(?<!et al)\. ", " ".join(line.removeprefix("# ") for line in comment))[0].rstrip(".")
+        comment = itertools.takewhile(lambda line: line.strip("# "), read_text(path).splitlines())
+        first_sentence = re.split(r"(?<!et al)\. ", " ".join(line.removeprefix("# ") for line in comment))[0].rstrip(
+            "."
+        )
+        table.add_row(recipe, str(math.prod(map(len, axes.values()))) if axes else "", first_sentence)
+    console.print(table)
+    return 0

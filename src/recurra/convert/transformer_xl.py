@@ -10,12 +10,12 @@ And that port starts a stream with a memory of mem_len zeros, the original, as h
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from recurra.checks import require_choice, sentence
+from recurra.checks import require_literal, sentence
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 _ASKED_FOR = {
@@ -67,7 +67,7 @@ def transformer_xl_from_original(
     """
     if cluster_order is None:
         cluster_order = "natural" if _is_port(state_dict) else "reversed"
-    require_choice(("reversed", "natural"), cluster_order=cluster_order)
+    require_literal(Literal["reversed", "natural"], cluster_order=cluster_order)
     weights = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
     if len(weights) < len(state_dict):
         raise ValueError(

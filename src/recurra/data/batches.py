@@ -1,7 +1,7 @@
 """Data sets as numbered batches, whose order depends on nothing but a seed and the position in the run."""
 
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -141,7 +141,7 @@ class SampleOrder:
 
 
 Split: TypeAlias = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 IGNORED_TARGET = -100
 """The target of a position that does not count in the loss or in a metric (torch's default `ignore_index`)."""

@@ -10,7 +10,7 @@ from typing import BinaryIO, Generic, Literal, TypeVar
 import numpy as np
 
 from recurra._files.digests import MANIFEST, file_sha256, read_stamped
-from recurra.checks import require_choice, sentence
+from recurra.checks import choose, require_literal, sentence
 from recurra.data.batches import SHARDS, SPLITS, Split, random_generator
 from recurra.data.files import Cache, TextFile, find_text_files, progress, require_splits
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
@@ -35,8 +35,7 @@ class _Corpus(Generic[_Tokens]):
 
         Raises ValueError for a split that the corpus does not have.
         """
-        require_choice(self.splits, split=split)
-        return self._tokens[split]
+        return choose("split", self._tokens, split)
 
 
 class TextCorpus(_Corpus[np.ndarray]):
@@ -78,7 +77,7 @@ class TextCorpus(_Corpus[np.ndarray]):
         files = find_text_files(folder)
         store = Cache(folder, cache)
         if isinstance(vocabulary, str):
-            require_choice(("words", "bpe"), vocabulary=vocabulary)
+            require_literal(Literal["words", "bpe"], vocabulary=vocabulary)
             require_splits(folder, files)
             encoder = _make_encoder(files["train"], bpe_vocab_size, store)
         else:

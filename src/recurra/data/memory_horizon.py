@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from recurra.checks import fields_of, kind_of, require, require_at_least, require_choice, require_whole_number, sentence
+from recurra.checks import choose, fields_of, kind_of, require, require_at_least, require_whole_number, sentence
 from recurra.data.batches import (
     IGNORED_TARGET,
     MEMORY_HORIZON_TOKENS,
     MEMORY_HORIZON_WINDOWS,
-    SPLITS,
     Batch,
     SampleOrder,
     Split,
@@ -219,14 +218,14 @@ class MemoryHorizon:
 
     def places(self, split: Split) -> slice:
         """Return the place of a split in `tokens` and `targets`. Raises ValueError for an unknown split."""
-        require_choice(SPLITS, split=split)
         tenth = self.config.n_samples // 10
         end_of_training = self.config.n_samples - 2 * tenth
-        return {
+        places = {
             "train": slice(0, end_of_training),
             "valid": slice(end_of_training, end_of_training + tenth),
             "test": slice(end_of_training + tenth, self.config.n_samples),
-        }[split]
+        }
+        return choose("split", places, split)
 
     def spans(self, split: Split) -> Int[Tensor, "N L"]:
         """Return the memory span of each step of each sequence of a split (see `memory_spans`)."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from recurra._files.digests import file_sha256, read_stamped, write_stamped
 from recurra._files.writing import leftovers, locked, replacing
-from recurra.checks import require, require_choice, require_whole_number, sentence
+from recurra.checks import choose, require, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Source, Unit, corpus_path, find_units
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.files import progress
@@ -97,7 +97,7 @@ class Preparation:
     field: str = "text"
 
     def __post_init__(self) -> None:
-        require_choice(ENCODERS, vocabulary=self.vocabulary)
+        choose("vocabulary", ENCODERS, self.vocabulary)
         require_whole_number(1, workers=self.workers)
         require(self.source == "hf" or self.name is None, "name", self.name, "None unless the source is hf")
         require(self.source != "folder" or self.field == "text", "field", self.field, "text, for files without columns")

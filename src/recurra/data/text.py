@@ -12,7 +12,7 @@ import numpy as np
 from recurra.checks import (
     fields_of,
     require,
-    require_choice,
+    require_literal_fields,
     require_probability,
     require_whole_number,
     sentence,
@@ -92,9 +92,7 @@ class TextConfig:
     vocabulary and the evaluation are those of data.path."""
 
     def __post_init__(self) -> None:
-        require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
-        require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
-        require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
+        require_literal_fields(self, "data")
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
         require_whole_number(1, **sizes, **fields_of(self, "data", "eval_stride"))
         require_whole_number(0, **fields_of(self, "data", "seed", "eval_context"))

@@ -71,9 +71,6 @@ def _filled(words: list[int], count: int, filler: int) -> list[int]:
     return words + [filler] * (count - len(words))
 
 
-# --- the workspace: intermediate results whose times of use do not meet lie in the same memory ---
-
-
 _ALIGNMENT = 64  # bytes: a cache line
 
 

@@ -109,23 +109,18 @@ def _clamp(memory: StepMemory, out: Tensor, x: Tensor, low: float | None = None,
         memory.map("minimum", out, x if low is None else out, high)
 
 
-def _sum_or_difference(function: str) -> Callable[..., None]:
+def _sum_or_difference(function: str, is_turned: bool = False) -> Callable[..., None]:
     def lower(memory: StepMemory, out: Tensor, x: _Number, y: _Number, alpha: float = 1) -> None:
         if alpha != 1:
             raise StepNotCompiled("a sum or a difference has a factor")
-        _map(memory, function, out, x, y)
+        _map(memory, function, out, *((y, x) if is_turned else (x, y)))
 
     return lower
 
 
-_add, _sub = _sum_or_difference("add"), _sum_or_difference("sub")
-_rule("aten.add.Tensor", "aten.add.Scalar")(_add)
-_rule("aten.sub.Tensor", "aten.sub.Scalar")(_sub)
-
-
-@_rule("aten.rsub.Scalar")
-def _rsub(memory: StepMemory, out: Tensor, x: Tensor, y: float, alpha: float = 1) -> None:
-    _sub(memory, out, y, x, alpha)
+_rule("aten.add.Tensor", "aten.add.Scalar")(_sum_or_difference("add"))
+_rule("aten.sub.Tensor", "aten.sub.Scalar")(_sum_or_difference("sub"))
+_rule("aten.rsub.Scalar")(_sum_or_difference("sub", is_turned=True))
 
 
 @_rule("aten.mul.Tensor", "aten.mul.Scalar")
@@ -182,9 +177,6 @@ def _glu(memory: StepMemory, out: Tensor, x: Tensor, dim: int = -1) -> None:
 def _complex(memory: StepMemory, out: Tensor, re: Tensor, im: Tensor) -> None:
     for plane, part in zip(torch.view_as_real(out).unbind(-1), (re, im)):
         memory.map("copy", plane, part)
-
-
-# --- several numbers into one, several tensors into one ---
 
 
 @_rule("aten.sum.default", "aten.sum.dim_IntList")
@@ -258,9 +250,6 @@ def _pad(memory: StepMemory, out: Tensor, x: Tensor, pad: Sequence[int], value: 
     _copy(memory, inner, x)
 
 
-# --- rows and matrices ---
-
-
 RULES["recurra.decoding_linear.default"] = StepMemory.linear
 RULES["aten.embedding.default"] = lambda memory, out, table, rows, *_: memory.look_up(out, table, rows)
 
@@ -296,9 +285,6 @@ def _matrix_product(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> No
     products = memory.scratch((*x.shape, y.shape[-1]))
     memory.map("mul", products, x.unsqueeze(-1), y.unsqueeze(-3))
     memory.reduce("add", out.unsqueeze(-2), products, 0.0)
-
-
-# --- recurrences, one step of them ---
 
 
 @_rule("recurra.linear_scan.default")

@@ -126,9 +126,6 @@ def room_bytes(vectors: int, n_in: int) -> int:
     return 4 * PANEL * vectors + max(_BLOCK_BYTES, _ROW_SUMS, RECORD * blocks * vectors)
 
 
-# --- float32, in rows ---
-
-
 @compile_inline
 def _one_row(w, x, n_in):  # type: ignore[no-untyped-def]
     """Multiply a row by a vector."""
@@ -218,9 +215,6 @@ def _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end):  # t
             vector += together
 
 
-# --- in panels ---
-
-
 @compile_inline
 def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-untyped-def]
     """Write a panel's outputs from its sums, and set these to zero."""
@@ -238,17 +232,11 @@ def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-unt
         store(sums, PANEL * vector, _WIDE, zeros(_WIDE))
 
 
-@compile_inline
-def _step(size, vectors):  # type: ignore[no-untyped-def]
-    """The bytes of the next block that each tile fetches for one input, so that all tiles together fetch all of it."""
-    tiles = tiles_of(vectors)
-    return (size + tiles - 1) // tiles
-
-
 @compile_function
 def _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
     """Fill outputs `first` to `last`, where panels begin."""
-    tiles, step, room = tiles_of(vectors), _step(2 * PANEL, vectors), end - _BLOCK_BYTES
+    tiles, room = tiles_of(vectors), end - _BLOCK_BYTES
+    step = (2 * PANEL + tiles - 1) // tiles  # bytes of the next block that each tile fetches for one input
     for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
         for start in range(0, n_in, BLOCK):
             count, at, x_at = min(BLOCK, n_in - start), w + 2 * PANEL * (panel * n_in + start), x + 4 * start
@@ -291,22 +279,6 @@ def _tiles_of_int8(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
 
 
 @compile_function
-def _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin."""
-    blocks, quads = (n_in + BLOCK - 1) // BLOCK, (n_in + QUAD - 1) // QUAD
-    step, size = RECORD * blocks, QUAD * PANEL
-    records = end - step * vectors
-    round_inputs(x, n_in, vectors, records)
-    for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
-        for block in range(blocks):
-            done = block * (BLOCK // QUAD)
-            count, at = min(BLOCK // QUAD, quads - done), w + size * (panel * quads + done)
-            ahead = at + (_AHEAD if vectors == 1 else size * count)
-            _tiles_of_int8(at, records + RECORD * block, step, sums, vectors, count, ahead)
-        _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
-
-
-@compile_function
 def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
     """Multiply `count` groups by the records of all vectors."""
     done = 0
@@ -327,22 +299,23 @@ def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
 
 
 @compile_function
-def _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin."""
-    blocks, groups = (n_in + BLOCK - 1) // BLOCK, (n_in + GROUP - 1) // GROUP
+def _whole_numbers(is_int8, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
+    """Fill outputs `first` to `last`, where panels begin, from weights of int8 in quads or of int4 in groups."""
+    length, size = (QUAD, QUAD * PANEL) if is_int8 else (GROUP, GROUP_BYTES)
+    blocks, parts = (n_in + BLOCK - 1) // BLOCK, (n_in + length - 1) // length
     step = RECORD * blocks
     records = end - step * vectors
     round_inputs(x, n_in, vectors, records)
     for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
         for block in range(blocks):
-            done = block * (BLOCK // GROUP)
-            count, at = min(BLOCK // GROUP, groups - done), w + GROUP_BYTES * (panel * groups + done)
-            ahead = at + (_AHEAD if vectors == 1 else GROUP_BYTES * count)
-            _tiles_of_int4(at, records + RECORD * block, step, sums, vectors, count, ahead)
+            done = block * (BLOCK // length)
+            count, at = min(BLOCK // length, parts - done), w + size * (panel * parts + done)
+            ahead = at + (_AHEAD if vectors == 1 else size * count)
+            if is_int8:
+                _tiles_of_int8(at, records + RECORD * block, step, sums, vectors, count, ahead)
+            else:
+                _tiles_of_int4(at, records + RECORD * block, step, sums, vectors, count, ahead)
         _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
-
-
-# --- all ---
 
 
 def _multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
@@ -356,10 +329,8 @@ def _multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room
         _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end)
     elif kind == _IS_BFLOAT16:
         _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
-    elif kind == _IS_INT8:
-        _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     else:
-        _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
+        _whole_numbers(kind == _IS_INT8, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     return 0
 
 

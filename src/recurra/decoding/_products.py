@@ -98,9 +98,6 @@ def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: 
     return builder.add(sums, builder.add(even, odd))
 
 
-# --- float16 numbers as float32 vectors, on machines with and without instructions for it ---
-
-
 def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
     """Load finite float16 numbers from an address as float32."""
     whole, floats = ir.VectorType(ir.IntType(32), width), ir.VectorType(ir.FloatType(), width)

@@ -51,15 +51,6 @@ def _take(address, stride):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _linear(share, row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
-    """The share of one job in a matrix's rows."""
-    weight, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
-    x, y = _place(row, bases, A), _place(row, bases, OUT)
-    vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
-    call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
-
-
-@compile_inline
 def _stretch(function, out, a, b, n, out_by, a_by, b_by):  # type: ignore[no-untyped-def]
     """The innermost dimension of a MAP."""
     i = 0
@@ -173,7 +164,10 @@ def _run_share(share, row, bases, room, room_size, job, jobs):  # type: ignore[n
     """The share of one job in an instruction, if not in a LOOK_UP."""
     opcode = word(row, OPCODE)
     if opcode == LINEAR:
-        _linear(share, row, bases, room, room_size, job, jobs)
+        weight, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
+        x, y = _place(row, bases, A), _place(row, bases, OUT)
+        vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
+        call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
     elif opcode == MAP:
         _map(row, bases, job, jobs)
     else:

@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import kind_of, require_choice, require_layout, sentence
+from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
 from recurra.ops._operator import Operator, usable_threads
 
@@ -96,7 +96,8 @@ def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: i
 # There is no derivative: asking for one raises.
 
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
+Numbers: TypeAlias = Literal["float32", "bfloat16", "int8", "int4"]
+DTYPES: tuple[Numbers, ...] = get_args(Numbers)
 """How weights can be kept."""
 MOST_VECTORS = 64
 """Most vectors that are multiplied by float32 weights here; above it torch's product is as fast."""
@@ -158,9 +159,6 @@ _decoding_linear = Operator(
 )
 
 
-# --- linear layers with packed weights, and a model with such layers ---
-
-
 class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
@@ -182,7 +180,7 @@ class DecodingLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: str = "float32") -> None:
         super().__init__()
-        require_choice(DTYPES, dtype=dtype)
+        require_literal(Numbers, dtype=dtype)
         weight = linear.weight.detach()
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise ValueError(sentence("linear.weight", kind_of(weight), "float32 on the CPU"))
@@ -253,7 +251,7 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
         model: a float32 model on the CPU.
         dtype: how to keep weights: "float32", "bfloat16", "int8" or "int4".
     """
-    require_choice(DTYPES, dtype=dtype)
+    require_literal(Numbers, dtype=dtype)
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=shared)

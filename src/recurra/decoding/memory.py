@@ -32,8 +32,6 @@ class StepMemory:
         self._inputs = set(self._written)
         self._met = set(self._written)
 
-    # --- storages ---
-
     def keep(self, tensor: Tensor) -> Tensor:
         """Keep a tensor's storage alive, whatever happens to the tensor (a parameter's data may be replaced)."""
         self.kept.append(tensor.detach())
@@ -78,8 +76,6 @@ class StepMemory:
         """Give the kept tensors that an instruction names."""
         named = {place.storage for instruction in self.instructions for place in instruction.places}
         return list({_storage(tensor): tensor for tensor in self.kept if _storage(tensor) in named}.values())
-
-    # --- instructions ---
 
     def map(self, function: str, out: Tensor, a: Tensor | float, b: Tensor | float | None = None) -> None:
         """Write out = function(a, b) in float32, with a and b broadcast to out."""

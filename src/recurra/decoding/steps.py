@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -34,12 +34,18 @@ class StateShapeChanges(ValueError):
     """A model's steps cannot be recorded."""
 
 
-class _Program(Protocol):
+class _TracedProgram:
     """A recorded step for one batch size, from tokens and state to logits and state, all as flat lists."""
+
+    def __init__(self, recording: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        self._recording, self._forms = recording, [form_of(tensor) for tensor in inputs]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
         """Run the step; None for inputs that it does not take."""
-        ...
+        return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
+
+
+_Program: TypeAlias = _TracedProgram | StepProgram
 
 
 class TracedStep(nn.Module):
@@ -119,7 +125,10 @@ class TracedStep(nn.Module):
         if batch not in self._programs and 0 < batch <= MOST_VECTORS and batch == recorded_rows(batch):
             with self._recording:  # other threads wait for it instead of recording it too
                 if batch not in self._programs:
-                    self._programs[batch] = self._made_or_none(batch)
+                    try:
+                        self._programs[batch] = self._made_for(batch)[1]
+                    except (StateShapeChanges, StepNotCompiled):
+                        self._programs[batch] = None
         return self._programs.get(batch)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,12 +141,6 @@ class TracedStep(nn.Module):
         """A copy makes its own recordings: they belong to the tensors of this one."""
         return type(self), (self.model, self.vocab_size)
 
-    def _made_or_none(self, batch: int) -> _Program | None:
-        try:
-            return self._made_for(batch)[1]
-        except (StateShapeChanges, StepNotCompiled):
-            return None
-
     def _made_for(self, batch: int) -> tuple[Any, _Program]:
         """Record a step of this many rows and check it; give a state of it, and the program."""
         device = next(iter((*self.model.parameters(), *self.model.buffers()))).device
@@ -147,7 +150,11 @@ class TracedStep(nn.Module):
         # in the types of the model: a caller's autocast must not stay in what later calls run
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
             _, like = self.model(tokens[0])
-            _require_steady(like, self.model(tokens[1], like)[1])
+            if _outline(like) != _outline(self.model(tokens[1], like)[1]):
+                raise StateShapeChanges(
+                    "the model's steps cannot be recorded: from one to the next, more of its state changes than the "
+                    "values of its tensors (a position that counts up, or a window that grows)"
+                )
             program = self._record(tokens[1], like)
             self._check(program, tokens[1:], like)
         return like, program
@@ -191,14 +198,6 @@ def _are_rows(tensor: Tensor, rows: int) -> bool:
     return tensor.layout == torch.strided and tensor.shape[:1] == (rows,)
 
 
-class _TracedProgram:
-    def __init__(self, recording: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
-        self._recording, self._forms = recording, [form_of(tensor) for tensor in inputs]
-
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-        return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
-
-
 class _FlatStep(nn.Module):
     """A model whose state goes in and out as a flat list of tensors."""
 
@@ -209,15 +208,6 @@ class _FlatStep(nn.Module):
     def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         logits, state = self.model(tokens, self._states.unflatten(flat))
         return (logits, *tensors(state))
-
-
-def _require_steady(before: Any, after: Any) -> None:
-    """Refuse a step that changes more of a state than the values of its tensors."""
-    if _outline(before) != _outline(after):
-        raise StateShapeChanges(
-            "the model's steps cannot be recorded: from one to the next, more of its state changes than the values of "
-            "its tensors (a position that counts up, or a window that grows)"
-        )
 
 
 def _outline(state: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, require, require_choice
+from recurra.checks import choose, require
 from recurra.layers.norms import at_least_float32
 
 _Activation = Callable[[Tensor], Tensor]
@@ -150,9 +150,9 @@ def create_transition(
     ring: Mapping[str, float] | None,
 ) -> DataTransition | _FixedTransition:
     """Make the transition that a mixer's options of these names describe."""
-    require_choice(["identity"], phase_activation=phase_activation)
+    choose("phase_activation", {"identity": None}, phase_activation)
     for name in ring or ():
-        require_choice([field.name for field in fields(_Ring)], **{"an entry of ring": name})
+        choose("an entry of ring", {field.name: field for field in fields(_Ring)}, name)
     return choose("transition", _TRANSITIONS, transition)(
         d_model,
         n_channels,

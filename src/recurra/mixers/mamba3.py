@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_choice, require_heads
+from recurra.checks import require, require_at_least, require_heads
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import turn, turned
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
@@ -82,7 +82,7 @@ class Mamba3(Mixer):
         n_heads = max(d_inner // _PUBLISHED_HEAD, 1) if n_heads is None else n_heads
         require_heads(n_heads, **{"expand * d_model": d_inner})
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
-        require_choice((0.5, 1.0), rope_fraction=rope_fraction)
+        require(rope_fraction in (0.5, 1.0), "rope_fraction", rope_fraction, "one of 0.5, 1.0")
         multiple = int(2 / rope_fraction)
         require(d_state % multiple == 0, "d_state", d_state, f"a multiple of {multiple}: rows turn in pairs")
         d_head = d_inner // n_heads

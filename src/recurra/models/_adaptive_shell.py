@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_at_least, require_choice, require_probability, sentence
+from recurra.checks import choose, kind_of, require_at_least, require_probability, sentence
 from recurra.layers.attention import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.layers.embeddings import AdaptiveEmbedding, Clusters
@@ -151,8 +151,8 @@ class TransformerConfig(ModelConfig):
             attention_dropout=self.attention_dropout,
             embedding_dropout=self.embedding_dropout,
         )
-        require_choice(_TRANSFORMER_XL_BLOCKS, norm=self.norm)
-        require_choice(DROPOUTS, dropout_over_time=self.dropout_over_time)
+        choose("norm", _TRANSFORMER_XL_BLOCKS, self.norm)
+        choose("dropout_over_time", DROPOUTS, self.dropout_over_time)
         if self.segment_length is not None:
             AttentionWindow(self.segment_length, mem_len=0)
         if self.vocab_size is not None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, require, require_at_least, require_choice
+from recurra.checks import choose, require, require_at_least
 from recurra.layers.attention import dot_product_attention
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import StateSpec
@@ -87,7 +87,7 @@ class _BlockRecurrentAttention(RelativeAttention):
         self.norm_vectors = nn.LayerNorm(d_model)
         self.vector_ids = nn.Parameter(torch.randn(n_states, d_model))
         self.of_vectors = nn.Linear(d_model, 4 * channels, bias=False)  # queries to vectors, to tokens, keys, values
-        self.gate = choose("gate", _GATES, gate)(2 * channels, d_model)
+        self.gate = _GATES[gate](2 * channels, d_model)
 
     def mix(  # type: ignore[override]
         self, x: Tensor, state: _BlockRecurrentAttentionState, mask: None, *, encoding: Tensor | None = None
@@ -129,7 +129,7 @@ class BlockRecurrentTransformerConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, n_states=self.n_states)
-        require_choice(_GATES, gate=self.gate)
+        choose("gate", _GATES, self.gate)
         exists = 1 <= self.number_of_recurrent_layer <= self.n_layer
         require(exists, "recurrent_layer", self.recurrent_layer, f"one of the {self.n_layer} layers, from 1")
 

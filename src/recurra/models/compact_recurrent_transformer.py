@@ -1,13 +1,13 @@
 """The Compact Recurrent Transformer (CRT): short segments, and one memory vector between them (CRT section 3)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_choice, require_layout
+from recurra.checks import require, require_layout, require_literal
 from recurra.layers.attention import AttentionWindow
 from recurra.mixers.base import Mixer
 from recurra.mixers.relative_attention import RelativeAttention
@@ -111,10 +111,8 @@ class _RNNPosition(nn.Module):
         return e, last.h
 
 
-_POSITION_STARTS = ("memory", "zero")
-"""Where the position RNN starts a segment."""
-_MEMORIES = ("none", *CELLS)
-_POSITIONS = ("relative", *(f"rnn-{name}" for name in CELLS))
+_Memory: TypeAlias = Literal["none", "gru", "ncgru"]
+_Position: TypeAlias = Literal["relative", "rnn-gru", "rnn-ncgru"]
 
 
 def _make_memory(name: str, d_model: int) -> _NoMemory | RNNMemory:
@@ -140,9 +138,9 @@ class CompactRecurrentTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(_MEMORIES, memory=self.memory)
-        require_choice(_POSITIONS, position=self.position)
-        require_choice(_POSITION_STARTS, position_start=self.position_start)
+        require_literal(_Memory, memory=self.memory)
+        require_literal(_Position, position=self.position)
+        require_literal(Literal["memory", "zero"], position_start=self.position_start)
         applies = self.position != "relative" or self.position_start == "memory"
         require(applies, "position_start", self.position_start, "'memory' with position = relative, which has no RNN")
 

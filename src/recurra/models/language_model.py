@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, require_choice, require_positive, require_probability, sentence
+from recurra.checks import choose, require, require_at_least, require_positive, require_probability, sentence
 from recurra.layers.feed_forward import FEED_FORWARDS
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
@@ -112,10 +112,10 @@ class LanguageModelConfig(ModelConfig):
         require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
         require_at_least(0, d_channel_mixing=self.d_channel_mixing)
         require_probability(dropout=self.dropout)
-        require_choice(FEED_FORWARDS, feed_forward=self.feed_forward)
+        choose("feed_forward", FEED_FORWARDS, self.feed_forward)
         applies = self.d_channel_mixing > 0 or self.feed_forward == "gelu"
         require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
-        require_choice(NORMS, norm=self.norm)
+        choose("norm", NORMS, self.norm)
         require_positive(norm_epsilon=self.norm_epsilon, embedding_scale=self.embedding_scale)
         require_at_least(1, **self.given_sizes())
         if self.tie_embeddings and self.output_size not in (None, self.vocab_size):

@@ -13,8 +13,7 @@ from recurra.streams.sampling import (
 )
 from recurra.streams.snapshot import ModelIdentity, Snapshot, StreamState, weights_fingerprint
 from recurra.streams.speculation import Drafts, Speculation, accept
-from recurra.streams.stream import Mark, Stream
-from recurra.streams.streams import Streams
+from recurra.streams.stream import Mark, Stream, Streams
 
 __all__ = [
     "Drafts",

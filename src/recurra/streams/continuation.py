@@ -94,8 +94,6 @@ def choose_all(
     return cast(list[int], tokens)
 
 
-# --- text ---
-
 _SHORTEST, _LONGEST_WINDOW = 8, 24  # tokens
 _LONGEST_BEFORE = 64  # tokens, in which the beginning of a letter is looked for
 _UNDECIDED = "\ufffd"  # what a tokenizer decodes bytes to that are not a letter, or not yet

@@ -124,9 +124,6 @@ def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> 
     return logits
 
 
-# --- from logits to logits; all compute in float32 or better ---
-
-
 def penalise_repetition(
     logits: Float[Tensor, "*batch V"], recent: Int[Tensor, "*batch n"], penalty: float
 ) -> Float[Tensor, "*batch V"]:
@@ -188,9 +185,6 @@ def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*b
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -torch.inf)
 
 
-# --- from logits to a token ---
-
-
 def greedy(logits: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch"]:
     """Give the likeliest token, the first one if several are equal. Raises ValueError as `draw`."""
     _require_a_distribution(logits)
@@ -222,9 +216,6 @@ def _require_a_distribution(logits: Tensor) -> None:
             "with NaN, +inf or every token at -inf there is nothing to choose",
         )
         raise ValueError(sentence("the largest logit of each row", got, "finite numbers", why))
-
-
-# --- a token for each stream of a batch ---
 
 
 class TokenChoice(NamedTuple):

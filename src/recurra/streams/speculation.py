@@ -3,7 +3,7 @@
 Leviathan et al., "Fast inference from transformers via speculative decoding" (arXiv 2211.17192), algorithm 1.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import require_whole_number, sentence
-from recurra.streams.continuation import Generation, GenerationConfig, pieces_of_text
+from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
 from recurra.streams.sampling import RECENT_TOKENS, SamplingConfig, distribution
-from recurra.streams.stream import Input, Mark, Stream, feed_last
+from recurra.streams.stream import Continued, Input, Mark, Stream, feed_last
 
 _LONGEST_UNREAD = 32
 """How many tokens are read again in front of a draft, at most. More are read by themselves, once: without an end to
@@ -119,7 +119,7 @@ class Drafts:
         return self.n_accepted / self.n_drafted if self.n_drafted else float("nan")
 
 
-class Speculation:
+class Speculation(Continued):
     """A stream that is continued with drafts from another one, of a smaller model.
 
         speculation = Speculation(Stream(model, tokenizer), Stream(small_model, tokenizer))
@@ -131,6 +131,9 @@ class Speculation:
     many as keep its own distribution: the tokens are distributed as `Stream.generate` distributes them, and at
     temperature 0 they are the same, up to the rounding of logits. After a rejection the stream goes back to the state
     before the call; the accepted tokens are read again in front of the next draft.
+
+    A seed gives the same tokens again, but not those that it gives without drafts. Once the iterator of `generate` has
+    ended or is closed, the stream has read all tokens that it gave out; in between, it may be behind.
 
     Args:
         stream: the stream to continue; it may have read something.
@@ -145,7 +148,14 @@ class Speculation:
 
     def __init__(self, stream: Stream, draft: Stream, *, n_drafted: int = 4) -> None:
         require_whole_number(1, n_drafted=n_drafted)
-        _require_one_vocabulary(stream, draft)
+        sizes = [getattr(getattr(one.model, "config", None), "vocab_size", None) for one in (stream, draft)]
+        if sizes[0] != sizes[1]:
+            expected = f"a model of {sizes[0]}, as the one it drafts for"
+            raise ValueError(sentence("draft", f"of {sizes[1]} tokens", expected))
+        tokenizers = [one.tokenizer for one in (stream, draft)]
+        if None not in tokenizers and len({tokenizer.fingerprint for tokenizer in tokenizers if tokenizer}) > 1:
+            hint = "its token ids would mean other words"
+            raise ValueError(sentence("draft", "of another tokenizer", "one of the same", hint))
         self.stream, self.draft, self.n_drafted = stream, draft, n_drafted
         self.drafts = Drafts()
 
@@ -163,40 +173,12 @@ class Speculation:
             self.draft.feed(tokens)
         return logits
 
-    def generate(
-        self,
-        max_tokens: int | None = None,
-        *,
-        sampling: SamplingConfig | None = None,
-        seed: int | torch.Generator = 0,
-        stop_tokens: Collection[int] = (),
-    ) -> Iterator[int]:
-        """Choose tokens as `Stream.generate` does, with the same arguments.
-
-        A seed gives the same tokens again, but not those that it gives without drafts. Once the iterator has ended or
-        is closed, the stream has read all tokens that it gave out; in between, it may be behind.
-
-        Raises:
-            TypeError, ValueError: as `Stream.generate`.
-        """
-        sampling = sampling or SamplingConfig()
-        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
+    def _tokens(self, config: GenerationConfig) -> Iterator[int]:
         return self._generate(self.stream.generation(config))
 
-    def generate_text(
-        self,
-        max_tokens: int | None = None,
-        *,
-        stop: Sequence[str] = (),
-        sampling: SamplingConfig | None = None,
-        seed: int | torch.Generator = 0,
-    ) -> Iterator[str]:
-        """Continue the stream's text as `Stream.generate_text` does, with the same arguments and errors."""
-        text = self.stream.generated_text(stop)
-        tokens = self.generate(max_tokens, sampling=sampling, seed=seed)
-        return pieces_of_text(tokens, text)
-
-    # --- rounds ---
+    def generated_text(self, stop: Sequence[str]) -> GeneratedText:
+        """Begin a text that continues the stream's; errors as `Stream.generated_text`."""
+        return self.stream.generated_text(stop)
 
     def _generate(self, generation: Generation) -> Iterator[int]:
         self._catch_up()
@@ -266,14 +248,3 @@ def accept(
 
 def _drawn(shares: Float[Tensor, " V"], generator: torch.Generator) -> int:
     return int(shares.multinomial(1, generator=generator))
-
-
-def _require_one_vocabulary(stream: Stream, draft: Stream) -> None:
-    sizes = [getattr(getattr(one.model, "config", None), "vocab_size", None) for one in (stream, draft)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(sentence("draft", f"of {sizes[1]} tokens", f"a model of {sizes[0]}, as the one it drafts for"))
-    tokenizers = [one.tokenizer for one in (stream, draft)]
-    if None not in tokenizers and len({tokenizer.fingerprint for tokenizer in tokenizers if tokenizer}) > 1:
-        raise ValueError(
-            sentence("draft", "of another tokenizer", "one of the same", "its token ids would mean other words")
-        )

@@ -1,8 +1,9 @@
-"""One stream through a language model: text or tokens in, text or tokens out, in constant memory."""
+"""Streams through a language model, one or many: text or tokens in, text or tokens out, in constant memory."""
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -12,13 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import kind_of, require, sentence
 from recurra.state import concatenate_alike, map_tensors, select, split
 from recurra.streams.continuation import (
     GeneratedText,
     Generation,
     GenerationConfig,
     Tokenizer,
+    choose_all,
     encode_first,
     pieces_of_text,
 )
@@ -38,11 +40,6 @@ Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
 """What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
 
 
-def _ordinary(tensor: Tensor) -> Tensor:
-    """Copy a tensor that was made in inference mode, which no call that records gradients would take."""
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
 class Mark(NamedTuple):
     """A place in a stream of `model` to go back to. It holds the state itself, so making one costs a reference."""
 
@@ -50,7 +47,60 @@ class Mark(NamedTuple):
     model: nn.Module
 
 
-class Stream:
+class Continued(ABC):
+    """What can be continued: a stream, with drafts of a smaller model or without."""
+
+    @abstractmethod
+    def _tokens(self, config: GenerationConfig) -> Iterator[int]: ...
+
+    @abstractmethod
+    def generated_text(self, stop: Sequence[str]) -> GeneratedText:
+        """Begin a text that continues the one read. Raises ValueError if there is no tokenizer, or a stop is empty."""
+
+    def generate(
+        self,
+        max_tokens: int | None = None,
+        *,
+        sampling: SamplingConfig | None = None,
+        seed: int | torch.Generator = 0,
+        stop_tokens: Collection[int] = (),
+    ) -> Iterator[int]:
+        """Choose tokens, one after the other; a `Stream` reads each before it is given out.
+
+        Args:
+            max_tokens: maximum number of tokens; None generates without end.
+            sampling: how to choose; None draws from the model's own probabilities.
+            seed: of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
+                tokens.
+            stop_tokens: generation ends after any of these, which is given out too.
+
+        Raises:
+            TypeError, ValueError: the stream has read nothing yet, an argument is out of range, or the model's outputs
+                are not tokens that it can read.
+        """
+        sampling = sampling or SamplingConfig()
+        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
+        return self._tokens(config)
+
+    def generate_text(
+        self,
+        max_tokens: int | None = None,
+        *,
+        stop: Sequence[str] = (),
+        sampling: SamplingConfig | None = None,
+        seed: int | torch.Generator = 0,
+    ) -> Iterator[str]:
+        """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
+
+        A piece is the text of one token; letters are given out whole. The stream ends at the first of the texts in
+        `stop`, which is left out. Errors are those of `generate`; or there is no tokenizer, or a text to stop at is
+        empty.
+        """
+        text = self.generated_text(stop)
+        return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
+
+
+class Stream(Continued):
     """A model and the state of one stream through it.
 
     A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position: for a
@@ -78,8 +128,6 @@ class Stream:
         self._now = StreamState()
         self._identity: ModelIdentity | None = None
 
-    # --- where it stands ---
-
     @property
     def position(self) -> int:
         """How many tokens the stream has read."""
@@ -88,7 +136,8 @@ class Stream:
     @property
     def state(self) -> Any:
         """The model's state, of batch 1; None at the start of the stream. It may go on into a call with gradients."""
-        return map_tensors(_ordinary, self._now.model_state)
+        # copied if made in inference mode: no call that records gradients would take it
+        return map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, self._now.model_state)
 
     @property
     def recent(self) -> tuple[int, ...]:
@@ -125,8 +174,6 @@ class Stream:
             got = f"a place in a stream of another {type(mark.model).__name__}"
             raise ValueError(sentence("mark", got, "one in a stream of this model, with the weights it has now"))
         self._now = mark.stream
-
-    # --- in ---
 
     def feed(self, what: Input) -> Float[Tensor, " V"]:
         """Read any number of tokens, or a text, and give the logits after the last one.
@@ -170,49 +217,8 @@ class Stream:
             raise TypeError(sentence("tokens", kind_of(tokens), "integers"))
         return tokens.to(device, torch.int64)
 
-    # --- out ---
-
-    def generate(
-        self,
-        max_tokens: int | None = None,
-        *,
-        sampling: SamplingConfig | None = None,
-        seed: int | torch.Generator = 0,
-        stop_tokens: Collection[int] = (),
-    ) -> Iterator[int]:
-        """Choose tokens, one after the other; the stream reads each before it is given out.
-
-        Args:
-            max_tokens: maximum number of tokens; None generates without end.
-            sampling: how to choose; None draws from the model's own probabilities.
-            seed: of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
-                tokens.
-            stop_tokens: generation ends after any of these, which is given out too.
-
-        Raises:
-            TypeError, ValueError: the stream has read nothing yet, an argument is out of range, or the model's outputs
-                are not tokens that it can read.
-        """
-        sampling = sampling or SamplingConfig()
-        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
+    def _tokens(self, config: GenerationConfig) -> Iterator[int]:
         return self._generate(self.generation(config))
-
-    def generate_text(
-        self,
-        max_tokens: int | None = None,
-        *,
-        stop: Sequence[str] = (),
-        sampling: SamplingConfig | None = None,
-        seed: int | torch.Generator = 0,
-    ) -> Iterator[str]:
-        """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
-
-        A piece is the text of one token; letters are given out whole. The stream ends at the first of the texts in
-        `stop`, which is left out. Errors are those of `generate`; or there is no tokenizer, or a text to stop at is
-        empty.
-        """
-        text = self.generated_text(stop)
-        return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
 
     def generation(self, config: GenerationConfig) -> Generation:
         """Begin to continue this stream. Raises ValueError if it has read nothing, or its outputs are not tokens."""
@@ -232,8 +238,6 @@ class Stream:
             token = generation.choose(self.logits, self.recent)
             self.step(token)
             yield token
-
-    # --- kept ---
 
     def snapshot(self) -> Snapshot:
         """Give the stream as it is now; what it does later does not change that."""
@@ -257,8 +261,6 @@ class Stream:
         """
         self._now = read_snapshot(Path(path), self.model, self._model_identity()).stream
 
-    # --- checks ---
-
     def _model_identity(self) -> ModelIdentity:
         if self._identity is None:
             self._identity = ModelIdentity.of(self.model)
@@ -268,23 +270,6 @@ class Stream:
         if self.tokenizer is None:
             raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
         return self.tokenizer
-
-
-# --- feeding ---
-
-
-class FeedRequest(NamedTuple):
-    """Tokens for one stream, and the state to start from; None is the start of a stream."""
-
-    tokens: Int[Tensor, " L"]
-    state: Any
-
-
-class _FeedResult(NamedTuple):
-    """The logits after a request's last token, and the state there."""
-
-    logits: Float[Tensor, " V"]
-    state: Any
 
 
 def require_evaluation_mode(model: nn.Module) -> None:
@@ -320,23 +305,25 @@ def _parts(model: nn.Module, tokens: Tensor) -> tuple[Callable[..., tuple[Tensor
     return model, Tensor.clone  # a copy: a view of the last steps would keep those of all steps alive
 
 
-def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[_FeedResult]:
-    """Feed several streams at least one token each, batched as far as possible, as each would be fed alone.
+def feed_together(
+    model: nn.Module, texts: Sequence[Int[Tensor, " _"]], states: Sequence[Any]
+) -> list[tuple[Float[Tensor, " V"], Any]]:
+    """Feed several streams at least one token each, batched as far as possible; give each one's last logits and state.
 
     Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
     text: all states of a recurrence, and those of a segment-level model at the same position in the segment. Results
     agree with those of a stream alone to the precision of the model's arithmetic: products of several rows round
     differently.
     """
-    order = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))  # the shortest text first
-    results: dict[int, _FeedResult] = {}
-    for places, state in concatenate_alike([requests[number].state for number in order]):
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))  # the shortest text first
+    results: dict[int, tuple[Tensor, Any]] = {}
+    for places, state in concatenate_alike([states[number] for number in order]):
         numbers = [order[place] for place in places]
-        results.update(zip(numbers, _feed_group(model, [requests[number].tokens for number in numbers], state)))
-    return [results[number] for number in range(len(requests))]
+        results.update(zip(numbers, _feed_group(model, [texts[number] for number in numbers], state)))
+    return [results[number] for number in range(len(texts))]
 
 
-def _feed_group(model: nn.Module, texts: Sequence[Tensor], state: Any) -> Iterator[_FeedResult]:
+def _feed_group(model: nn.Module, texts: Sequence[Tensor], state: Any) -> Iterator[tuple[Tensor, Any]]:
     """Feed the streams of one batched state, the shortest text first."""
     done = n_read = 0
     for length, same_length in groupby(map(len, texts)):
@@ -347,4 +334,136 @@ def _feed_group(model: nn.Module, texts: Sequence[Tensor], state: Any) -> Iterat
             (state, None) if done == len(texts) else (select(state, slice(n_done)), select(state, slice(n_done, None)))
         )
         # Copies: what a stream keeps must not keep the batch alive.
-        yield from map(_FeedResult, map(Tensor.clone, logits[:n_done]), split(ended))
+        yield from zip(map(Tensor.clone, logits[:n_done]), split(ended))
+
+
+_Running: TypeAlias = dict[Hashable, tuple[Stream, Generation]]
+
+
+class Streams(Mapping[Hashable, Stream]):
+    """Streams by name. Each is a `Stream`, which can be used alone or, with `feed` and `generate`, beside others.
+
+    Args:
+        model, tokenizer, runner: as for `Stream`.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+    ) -> None:
+        self._new = Stream(model, tokenizer, runner=runner)
+        self._streams: dict[Hashable, Stream] = {}
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of all streams."""
+        return self._new.model
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of all streams."""
+        return self._new.tokenizer
+
+    def __getitem__(self, name: Hashable) -> Stream:
+        return self._streams[name]
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, name: Hashable) -> Stream:
+        """Start a stream. Raises ValueError if the name is taken."""
+        return self._add(name, self._new.fork())
+
+    def fork(self, name: Hashable, twin: Hashable) -> Stream:
+        """Start the stream `twin` where `name` is now. Raises KeyError or ValueError as `close` and `open`."""
+        return self._add(twin, self._streams[name].fork())
+
+    def close(self, name: Hashable) -> None:
+        """End a stream and forget it. Raises KeyError if there is none of that name."""
+        del self._streams[name]
+
+    def _add(self, name: Hashable, stream: Stream) -> Stream:
+        if name in self._streams:
+            got = f"{name!r}, an open stream"
+            raise ValueError(sentence("name", got, "a new one", "close that stream, or reset it"))
+        self._streams[name] = stream
+        return stream
+
+    def feed(self, inputs: Mapping[Hashable, Input]) -> dict[Hashable, Float[Tensor, " V"]]:
+        """Feed several streams side by side and give the logits after each one's last token.
+
+        Each stream gets the result that it would get alone, to the precision of the model's arithmetic; `feed_together`
+        says which are batched. An empty input leaves its stream unchanged. If one input is refused, no stream has read
+        anything.
+
+        Raises:
+            KeyError: there is no stream of that name.
+            ValueError, TypeError, IndexError: as `Stream.feed`.
+        """
+        if self.model.training:
+            require_evaluation_mode(self.model)
+        tokens = {name: self._streams[name].encode(what) for name, what in inputs.items()}
+        fed = {name: self._streams[name] for name in tokens if len(tokens[name])}
+        logits = {name: self._streams[name].logits for name in tokens if name not in fed}
+        states = [stream.mark().stream.model_state for stream in fed.values()]
+        results = feed_together(self._new.runner, [tokens[name] for name in fed], states)
+        for (name, stream), result in zip(fed.items(), results):
+            stream.advance(tokens[name], *result)
+            logits[name] = stream.logits
+        return {name: logits[name] for name in inputs}
+
+    def generate(self, configs: Mapping[Hashable, GenerationConfig]) -> Iterator[dict[Hashable, int]]:
+        """Continue several streams side by side, in rounds: one token for each stream that has not ended.
+
+        Each stream chooses with its own settings and seed and gets the tokens that `Stream.generate` would give it
+        alone, as far as the model's arithmetic is the same (see `feed`). All have read their tokens before a round is
+        given out. Between rounds streams may be fed, opened and closed; one that is closed takes no further part.
+
+        Raises:
+            KeyError: there is no stream of that name.
+            ValueError: as `Stream.generate`; or `stop` has texts, which `generate_text` ends at.
+        """
+        for config in configs.values():
+            hint = "call generate_text, or set stop_tokens"
+            require(not config.stop, "stop", config.stop, "no texts for tokens", hint)
+        return self._generate(self._begin(configs))
+
+    def generate_text(self, configs: Mapping[Hashable, GenerationConfig]) -> Iterator[dict[Hashable, str]]:
+        """Continue the texts of several streams side by side, as `generate` does, and give them out piece by piece.
+
+        A round leaves out the streams whose token settles no text yet, and is itself left out if there are no others.
+        Errors are those of `generate` and `Stream.generate_text`.
+        """
+        texts = {name: self[name].generated_text(config.stop) for name, config in configs.items()}
+        return self._generate_text(self._begin(configs), texts)
+
+    def _begin(self, configs: Mapping[Hashable, GenerationConfig]) -> _Running:
+        return {name: (self[name], self[name].generation(config)) for name, config in configs.items()}
+
+    def _generate(self, running: _Running) -> Iterator[dict[Hashable, int]]:
+        while running := {
+            name: (stream, generation)
+            for name, (stream, generation) in running.items()
+            if not generation.is_over and self._streams.get(name) is stream
+        }:
+            streams, generations = zip(*running.values())
+            logits = torch.stack([stream.logits for stream in streams])
+            tokens = dict(zip(running, choose_all(generations, logits, [stream.recent for stream in streams])))
+            self.feed({name: [token] for name, token in tokens.items()})
+            yield tokens
+
+    def _generate_text(
+        self, running: _Running, texts: Mapping[Hashable, GeneratedText]
+    ) -> Iterator[dict[Hashable, str]]:
+        for tokens in self._generate(running):
+            pieces = {}
+            for name, token in tokens.items():
+                text, (_, generation) = texts[name], running[name]
+                pieces[name] = text.add(token)
+                generation.is_over |= text.is_over
+                if generation.is_over:
+                    pieces[name] += text.flush()
+            if settled := {name: piece for name, piece in pieces.items() if piece}:
+                yield settled

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -14,7 +14,7 @@ from recurra.checks import (
     fields_of,
     require,
     require_at_least,
-    require_literal,
+    require_literal_fields,
     require_positive,
     require_probability,
     require_whole_number,
@@ -309,8 +309,7 @@ class TrainingConfig:
             value = getattr(self, name)
             require(self.sequence_parallel == 1 or not value, f"training.{name}", value, expected)
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
-        for name in ("precision", "accelerator", "strategy", "monitor"):
-            require_literal(get_type_hints(type(self))[name], **fields_of(self, "training", name))
+        require_literal_fields(self, "training")
 
     def n_steps(self, n_batches: int) -> tuple[int, int]:
         """Count the updates in an epoch of `n_batches` batches, and in the whole run."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from recurra._files.writing import replacing
 from recurra.analysis.cost import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.gates import GateRecord, record_gates
-from recurra.analysis.gradient_flow import GradientFlow, Track, measure_gradient_flow, memory_rnn, untracked
+from recurra.analysis.gradient_flow import GradientFlow, measure_gradient_flow, memory_rnn
 from recurra.analysis.plots.curves import measured_panels, metric_curves
 from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gates import gate_magnitudes, gate_phases, magnitude_activations
@@ -139,14 +139,14 @@ def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_
     return torch.from_numpy(tokens[:n_tokens].astype("int64"))[None]
 
 
-def measure_gradients(run: Run, tokens: Tensor, *, warm_up: int = 4, track: Track = untracked) -> GradientFlow:
+def measure_gradients(run: Run, tokens: Tensor, *, warm_up: int = 4) -> GradientFlow:
     """Measure ||dy_k/dy_i|| between the segments of what `measured_tokens` gave, and its bounds."""
     model = run.model
     assert isinstance(model, CompactRecurrentTransformer)
     border = warm_up * model.config.segment_length
     with torch.no_grad():
         state = cast(CompactRecurrentTransformerState, model.hidden(tokens[:, :border])[1]) if warm_up else None
-    return measure_gradient_flow(model, tokens[:, border:], state, track=track)
+    return measure_gradient_flow(model, tokens[:, border:], state)
 
 
 def write_gradients(run: Run, options: Mapping[str, Any], flow: GradientFlow) -> Path:

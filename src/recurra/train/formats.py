@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import yaml
 
 from recurra._files.digests import STAMP
 from recurra._files.writing import replacing
-from recurra.checks import require, require_choice, sentence
+from recurra.checks import require, require_literal, sentence
 from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
@@ -42,7 +42,8 @@ from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import experiment_name, find_task
 
-FORMATS = ("run", "hf", "safetensors", "published")
+Format: TypeAlias = Literal["run", "hf", "safetensors", "published"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def _format_of(path: Path) -> str:
@@ -78,7 +79,7 @@ def convert_model(
         raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
     if target.resolve() == source.resolve():
         raise ValueError(sentence("target", f"{target}, which is the source", "another name"))
-    require_choice(FORMATS, to=to)
+    require_literal(Format, to=to)
     portable = _read_model(source, checkpoint=checkpoint, overrides=overrides)
     occupied = _require_free(to, target, force)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")

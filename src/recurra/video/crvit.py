@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra._files.weights import shape_difference
-from recurra.checks import require_choice, sentence
+from recurra.checks import choose, sentence
 from recurra.layers.attention import SelfAttention
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.rnn import RNN, RNNState
@@ -81,8 +81,8 @@ class CompactRecurrentViTConfig(VideoTransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(CELLS, cell=self.cell)
-        require_choice(_PATCH_MEMORIES, memory=self.memory)
+        choose("cell", CELLS, self.cell)
+        choose("memory", _PATCH_MEMORIES, self.memory)
 
 
 class CompactRecurrentViTState(NamedTuple):

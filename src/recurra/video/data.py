@@ -10,10 +10,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recurra.checks import fields_of, require, require_choice, require_positive, require_whole_number, sentence
+from recurra.checks import (
+    choose,
+    fields_of,
+    require,
+    require_literal,
+    require_literal_fields,
+    require_positive,
+    require_whole_number,
+    sentence,
+)
 from recurra.data.batches import (
     IGNORED_TARGET,
-    SPLITS,
     VIDEO_HELD_OUT,
     Batch,
     Poses,
@@ -243,10 +251,9 @@ class VideoConfig:
     """Seed of the training order, of moments, scales, crops and flips, and of the held-out videos."""
 
     def __post_init__(self) -> None:
-        require_choice(VIDEO_LAYOUTS, **fields_of(self, "data", "layout"))
+        choose("data.layout", dict.fromkeys(VIDEO_LAYOUTS), self.layout)
         require(0 <= self.valid_share < 1, "data.valid_share", self.valid_share, "a share in [0, 1)")
-        require_choice(("all", "last"), **fields_of(self, "data", "label_segments"))
-        require_choice(("skip", "error"), **fields_of(self, "data", "on_bad_file"))
+        require_literal_fields(self, "data")
         counts = ("n_frames", "n_segments", "image_size", "batch_size", "eval_batch_size", "test_views", "test_crops")
         require_whole_number(1, **fields_of(self, "data", *counts))
         require_whole_number(0, **fields_of(self, "data", "workers", "seed"))
@@ -329,7 +336,7 @@ class VideoData:
 
     def videos(self, split: Split) -> list[CheckedVideo]:
         """Return the usable videos of a split, in the order of its list."""
-        require_choice(SPLITS, split=split)
+        require_literal(Split, split=split)
         if split not in self._checked:
             if not self._listed.get(split):
                 hint = "set data.valid_share to hold out some training videos" if split == "valid" else ""

@@ -16,7 +16,7 @@ from recurra._files.reading import read_text
 from recurra._files.writing import replacing
 from recurra.analysis.gradient_flow import Thinned
 from recurra.analysis.plots.figure import save_png
-from recurra.analysis.plots.sheets import contact_sheet
+from recurra.analysis.plots.scores import contact_sheet
 from recurra.checks import require, require_positive, sentence
 from recurra.data.batches import IGNORED_TARGET, DataSet
 from recurra.models.registry import ModelEntry, VideoSizes

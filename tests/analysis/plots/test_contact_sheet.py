@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recurra.analysis.plots.sheets import _COLUMNS, _shown_classes, contact_sheet
+from recurra.analysis.plots.scores import _FRAMES_PER_ROW, _shown_classes, contact_sheet
 
 FRAMES = torch.arange(11, dtype=torch.uint8)[:, None, None, None].expand(11, 6, 8, 3).contiguous()
 TIMES = [0.5 * i for i in range(10)] + [61.25]
@@ -15,7 +15,7 @@ def parts(figure):
 
 def test_every_frame_stands_with_its_time():
     pictures, _ = parts(contact_sheet(FRAMES, TIMES, [2.0, 4.0], PROBABILITIES, ["a", "b", "c"]))
-    assert len(pictures) == 2 * _COLUMNS
+    assert len(pictures) == 2 * _FRAMES_PER_ROW
     filled = [axes for axes in pictures if axes.get_images()]
     assert [int(axes.get_images()[0].get_array()[0, 0, 0]) for axes in filled] == list(range(11))
     assert [axes.get_title(loc="left") for axes in filled][:2] == ["0.0 s", "0.5 s"]
@@ -27,12 +27,6 @@ def test_the_lines_are_the_likeliest_classes_over_time():
     lines = {line.get_label(): (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in chart.get_lines()}
     assert list(lines) == ["a", "c", "b"]
     assert lines["c"] == ([2.0, 4.0], pytest.approx([0.1, 0.6]))
-
-
-def test_the_last_point_on_the_edge_is_whole():
-    _, chart = parts(contact_sheet(FRAMES[:4], TIMES[:4], [2.0, 4.0], PROBABILITIES, ["a", "b", "c"]))
-    assert chart.get_xlim()[1] == 4.0
-    assert not any(line.get_clip_on() for line in chart.get_lines())
 
 
 def test_classes_are_chosen_by_their_highest_moment():

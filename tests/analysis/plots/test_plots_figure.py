@@ -77,20 +77,6 @@ def test_the_user_s_settings_neither_enter_nor_change(tmp_path):
     assert strange == plain
 
 
-def test_the_settings_come_back_after_an_error():
-    @house_style()
-    def draw():
-        inside.append(matplotlib.rcParams["font.size"])
-        raise RuntimeError("in the middle")
-
-    inside = []
-    before = settings()
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw()
-    assert inside == [_STYLE["font.size"]] != [before["font.size"]]
-    assert settings() == before
-
-
 def test_the_analysis_loads_no_matplotlib_and_plots_no_pyplot_which_chooses_a_backend(run_python, tmp_path):
     run_python(
         """

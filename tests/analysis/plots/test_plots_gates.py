@@ -5,7 +5,7 @@ import torch
 from tests.small_figures import in_full
 
 from recurra.analysis.plots.figure import save_png
-from recurra.analysis.plots.gates import _sorted_by_mean, gate_magnitudes
+from recurra.analysis.plots.gates import gate_magnitudes
 
 RESET = 5
 
@@ -21,13 +21,6 @@ def test_heat_maps_show_the_magnitudes_and_the_means(make_record):
     np.testing.assert_allclose(means, torch.stack([m[1].mean(1) for m in record.magnitudes]), rtol=1e-6)
     total = torch.cat([m[1] for m in record.magnitudes], dim=1).mean(1)
     np.testing.assert_allclose(figure.axes[3].lines[-1].get_ydata(), total, rtol=1e-6)
-
-
-def test_rows_are_named_by_layer(make_record):
-    figure = gate_magnitudes(make_record(channels=(4, 2)))
-    names = [axes.get_ylabel() for axes in figure.axes[:2]]
-    assert names == ["layer 0\n4 channels", "layer 2\n2 channels"]
-    assert [label.get_text() for label in figure.axes[2].get_yticklabels()] == ["0", "2"]
 
 
 def test_resets_of_the_row_are_marked(make_record):
@@ -59,10 +52,3 @@ def test_a_gate_that_closes_for_one_step_of_1024_is_seen(make_record, tmp_path):
     pixels = matplotlib.image.imread(path)[:, :, :3]
     columns = (np.abs(pixels - darkest).max(axis=2) < 0.02).sum(axis=0)
     assert columns[: columns.size * 3 // 4].max() > 0.6 * pixels.shape[0]
-
-
-def test_sorted_by_mean_follows_the_key():
-    values = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    key = torch.tensor([[0.0, 9.0, 1.0], [0.0, 0.0, 1.0]])
-    assert _sorted_by_mean(values)[0].tolist() == [3.0, 2.0, 1.0]
-    assert _sorted_by_mean(values, key)[0].tolist() == [2.0, 3.0, 1.0]

@@ -87,10 +87,3 @@ def test_any_number_of_runs_and_targets(tmp_path, n_runs, at):
     assert save_png(figure, tmp_path, "flow").stat().st_size > 0
     assert [len(curves(axes)) for axes in figure.axes] == [2 * n_runs] * len(at) + [4 * n_runs] * len(at)
     assert len({line.get_color() for line in curves(figure.axes[0])}) == min(n_runs, len(COLOURS))
-
-
-def test_runs_that_do_not_fit_together_are_refused():
-    with pytest.raises(ValueError, match=r"runs is 2 runs with \[1, 2\] targets; expected .* the same number"):
-        gradient_over_distance({"one": make(at=(0,)), "two": make()})
-    with pytest.raises(ValueError, match=r"runs is 0 runs with \[\] targets; expected at least one run"):
-        gradient_over_distance({})

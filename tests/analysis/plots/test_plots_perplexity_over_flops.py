@@ -19,20 +19,6 @@ def test_a_curve_for_each_kind_in_the_order_of_segment_lengths():
     assert drawn(by_token) == {"Transformer": [[8.0, 82.5], [10.0, 67.0]], "CRT-GRU": [[11.0, 61.0]]}
 
 
-def test_axes_say_what_they_count_and_begin_at_0():
-    figure = perplexity_over_flops(CURVES)
-    by_segment, by_token = figure.axes
-    assert by_segment.get_xlabel() == "GFLOPs of a segment's forward, without softmax"
-    assert by_token.get_xlabel() == "MFLOPs per token, without softmax"
-    assert by_segment.get_ylabel() == "test perplexity"
-    assert by_segment.get_ylim() == by_token.get_ylim()
-    for axes, largest in ((by_segment, 0.7), (by_token, 11.0)):
-        left, right = axes.get_xlim()
-        assert left == 0
-        assert largest < right < 1.2 * largest
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Transformer", "CRT-GRU"]
-
-
 def test_points_are_marked_with_their_length_in_their_curves_colour():
     by_segment, _ = perplexity_over_flops(CURVES).axes
     marks = {text.get_text(): (text.xy, text.get_color()) for text in by_segment.texts}

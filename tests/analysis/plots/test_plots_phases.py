@@ -1,7 +1,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 
 from recurra.analysis.plots.gates import _wrapped, gate_phases
@@ -19,18 +18,6 @@ def test_magnitude_and_phase_keep_one_order_of_channels(make_record):
         np.testing.assert_allclose(turns, 1.0, atol=1e-5)
         assert np.abs(drawn).max() <= math.pi + 1e-6
         assert right.images[0].get_clim() == (-math.pi, math.pi)
-
-
-def test_only_the_layers_asked_for(make_record):
-    record = make_record(channels=(4, 3, 2))
-    figure = gate_phases(record, layers=[4, 0])
-    assert [axes.get_ylabel() for axes in figure.axes[:4:2]] == ["layer 4\n2 channels", "layer 0\n4 channels"]
-
-
-@pytest.mark.parametrize("layers", [[1], [0, 8], []])
-def test_layers_that_were_not_recorded_are_refused(make_record, layers):
-    with pytest.raises(ValueError, match=r"layers is .*; expected one or more of the record's layers \(0, 2\)"):
-        gate_phases(make_record(), layers=layers)
 
 
 def test_wrapped_angles():

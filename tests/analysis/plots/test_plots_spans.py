@@ -31,19 +31,6 @@ def test_each_run_is_a_line_through_the_middles_of_its_bins():
     assert steps[1] == [(-0.5, 40), (3.5, 40), (9.5, 40)]
 
 
-def test_chance_is_a_line_across():
-    upper, _ = accuracy_over_span({"run": counted([20, 20], [40, 40])}, chance=1 / 51).axes
-    assert upper.lines[-1].get_label() == "chance (0.02)"
-    assert set(upper.lines[-1].get_ydata()) == {1 / 51}
-
-
-def test_smoothing_is_said_and_done():
-    run = counted([10, 0, 0], [10, 30, 40])
-    upper, _ = accuracy_over_span({"run": run}, smoothing=3).axes
-    assert upper.get_ylabel() == "accuracy (3 bins pooled)"
-    np.testing.assert_array_equal(upper.lines[0].get_ydata(), [1 / 4, 1 / 8, 0])
-
-
 def test_a_curve_ends_where_it_rests_on_fewer_than_20_positions():
     run = counted([9, 30, 5, 1, 1, 1], [10, 60, 10, 10, 9, 1])
     upper, lower = accuracy_over_span({"run": run}).axes
@@ -80,9 +67,3 @@ def test_any_number_of_runs(tmp_path, n_runs):
     looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
     assert len(looks) == n_runs + 1
     save_png(figure, tmp_path, "spans")
-
-
-@pytest.mark.parametrize("smoothing", [0, 2, -1])
-def test_an_even_window_is_refused(smoothing):
-    with pytest.raises(ValueError, match=f"smoothing is {smoothing}; expected an odd number of bins"):
-        accuracy_over_span({"run": counted([1], [2])}, smoothing=smoothing)

@@ -2,8 +2,13 @@ from recurra.analysis.plots.curves import measured_panels, metric_curves
 from recurra.analysis.plots.figure import save, save_png
 from recurra.analysis.plots.gates import gate_magnitudes, gate_phases, magnitude_activations
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
-from recurra.analysis.plots.scores import CostPoint, accuracy_over_span, confusion_matrix, perplexity_over_flops
-from recurra.analysis.plots.sheets import contact_sheet
+from recurra.analysis.plots.scores import (
+    CostPoint,
+    accuracy_over_span,
+    confusion_matrix,
+    contact_sheet,
+    perplexity_over_flops,
+)
 
 __all__ = [
     "CostPoint",

@@ -1,21 +1,17 @@
 """Shared parts of all figures: one style, reproducible files, and no pyplot, which would choose a backend."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from cycler import cycler
 from matplotlib import style
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.lines import Line2D
-from matplotlib.patches import ConnectionPatch
 
 from recurra._files.writing import replacing
 from recurra.checks import require
@@ -119,55 +115,3 @@ def save_png(figure: Figure, folder: str | Path, name: str, *, dots_per_inch: in
     with replacing(path) as file:
         figure.savefig(file, format="png", metadata={"Software": None}, dpi=dots_per_inch or _STYLE["savefig.dpi"])
     return path
-
-
-_FONT_SIZE = 7
-_LINE = 1.25 * _FONT_SIZE
-"""The height of a label in points."""
-
-
-def label_ends(axes: Axes, curves: Mapping[str, Line2D], height: float) -> None:
-    """Write the name of each curve to the right of the axes, level with its last point or as near as there is room.
-
-    A thin line in the curve's look leads from the point to the name. `height` is that of the axes, in inches.
-    """
-    axes.autoscale_view()  # otherwise the limits are set when the figure is drawn
-    points = {name: np.asarray(curve.get_xydata()) for name, curve in curves.items()}
-    to_axes = axes.transData + axes.transAxes.inverted()
-    ends = {name: tuple(found[-1].tolist()) for name, found in points.items() if len(found)}
-    levels = [float(to_axes.transform(end)[1]) for end in ends.values()]
-    places = _spread(levels, _LINE / (72 * height))
-    for (name, end), level, place in zip(ends.items(), levels, places):
-        look = {"color": curves[name].get_color(), "linestyle": curves[name].get_linestyle()}
-        edge = (1.0, level)
-        axes.add_artist(ConnectionPatch(end, edge, "data", "axes fraction", linewidth=0.5, alpha=0.5, **look))
-        axes.annotate(
-            name,
-            edge,
-            xycoords="axes fraction",
-            xytext=(1.05, place),
-            textcoords="axes fraction",
-            verticalalignment="center",
-            fontsize=_FONT_SIZE,
-            color=look["color"],
-            arrowprops={"arrowstyle": "-", "linewidth": 0.8, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0, **look},
-            annotation_clip=False,
-        )
-
-
-def _spread(places: Sequence[float], gap: float) -> list[float]:
-    """Move places apart, each as little as the squares of all moves allow, until neighbours are `gap` apart."""
-    order = np.argsort(places, kind="stable")
-    steps = gap * np.arange(len(places))
-    # Without the gaps, places may touch but not cross: neighbours that would cross share their mean.
-    groups: list[tuple[float, int]] = []
-    for place in np.asarray(places, dtype=float)[order] - steps:
-        mean, size = float(place), 1
-        while groups and groups[-1][0] > mean:
-            before, others = groups.pop()
-            mean, size = (mean * size + before * others) / (size + others), size + others
-        groups.append((mean, size))
-    touching = np.repeat([mean for mean, _ in groups], [size for _, size in groups])
-    found = np.empty(len(places))
-    found[order] = touching.clip(0.0, max(0.0, 1.0 - steps.max(initial=0.0))) + steps
-    return found.tolist()

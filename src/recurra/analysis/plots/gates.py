@@ -13,7 +13,6 @@ from torch import Tensor
 
 from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
-from recurra.checks import require
 
 _MAGNITUDE_COLOURS = "viridis"
 _SHARP_STEPS, _SHARP_CHANNELS = 1500, 80
@@ -78,7 +77,15 @@ def gate_magnitudes(record: GateRecord, *, sequence: int = 0, reset_token: int |
     for axes, magnitude, layer in zip(rows, magnitudes, record.layers):
         image = _heat_map(axes, _sorted_by_mean(magnitude), _MAGNITUDE_COLOURS, (0.0, 1.0))
         _label_row(axes, f"layer {layer}\n{magnitude.shape[1]} channels")
-    _draw_means(rows[-2], rows[-1], means, record.layers, resets)
+    _heat_map(rows[-2], means, _MAGNITUDE_COLOURS, (0.0, 1.0))
+    rows[-2].set_yticks(range(n_layers), [str(layer) for layer in record.layers], fontsize=7)
+    _label_row(rows[-2], "mean\nby layer")
+    for step in resets:
+        rows[-1].axvline(step, color=GREY, linewidth=0.8, linestyle="--")
+    mean = means.mean(dim=1)
+    rows[-1].plot(mean.numpy(), color=COLOURS[0], linewidth=1.0, clip_on=False)  # a mean of 0 or 1 lies on the edge
+    rows[-1].set(xlabel="time step", ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.5, len(mean) - 0.5))
+    _label_row(rows[-1], "mean\nover all")
     for axes in rows[:-1]:
         _mark_steps(axes, resets)
         axes.tick_params(bottom=False, length=2)
@@ -95,47 +102,23 @@ def _sorted_by_mean(
     return values[:, means.argsort(descending=True, stable=True)]
 
 
-def _draw_means(
-    by_layer: Axes, total: Axes, means: Float[Tensor, "L layers"], layers: Sequence[int], resets: list[int]
-) -> ScalarMappable:
-    image = _heat_map(by_layer, means, _MAGNITUDE_COLOURS, (0.0, 1.0))
-    by_layer.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
-    _label_row(by_layer, "mean\nby layer")
-    _draw_total_mean(total, means.mean(dim=1), resets)
-    return image
-
-
-def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -> None:
-    for step in resets:
-        axes.axvline(step, color=GREY, linewidth=0.8, linestyle="--")
-    axes.plot(mean.numpy(), color=COLOURS[0], linewidth=1.0, clip_on=False)  # a mean of 0 or 1 lies on the edge
-    axes.set(xlabel="time step", ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.5, len(mean) - 0.5))
-    _label_row(axes, "mean\nover all")
-
-
 _PHASE_COLOURS = "twilight_shifted"
 """A cyclic map: its ends meet, like -pi and pi."""
 
 
 @house_style()
-def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] | None = None) -> Figure:
+def gate_phases(record: GateRecord, *, sequence: int = 0) -> Figure:
     """Draw |a| and the phase of one sequence of a record: two heat maps per layer.
 
     In both, the channels of a layer are sorted by their mean magnitude, the largest on top. Phases are wrapped to
-    [-pi, pi). `layers` of the record are drawn (the paper draws 0 and 8), or all.
-
-    Raises:
-        ValueError: the record has no such layer, or `layers` is empty.
+    [-pi, pi).
     """
-    chosen = record.layers if layers is None else tuple(layers)
-    known = bool(chosen) and set(chosen) <= set(record.layers)
-    require(known, "layers", chosen, f"one or more of the record's layers {record.layers}")
-    height = max(0.5, min(1.5, 6.0 / len(chosen)))
-    figure = new_figure(7.2, height * len(chosen) + 1.0)
-    rows = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
-    for (left, right), layer in zip(rows, chosen):
-        index = record.layers.index(layer)
-        magnitude, phase = record.magnitudes[index][sequence], record.phases[index][sequence]
+    n_layers = len(record.layers)
+    height = max(0.5, min(1.5, 6.0 / n_layers))
+    figure = new_figure(7.2, height * n_layers + 1.0)
+    rows = figure.subplots(n_layers, 2, sharex=True, squeeze=False)
+    for (left, right), layer, *recorded in zip(rows, record.layers, record.magnitudes, record.phases):
+        magnitude, phase = (values[sequence] for values in recorded)
         magnitudes = _heat_map(left, _sorted_by_mean(magnitude), _MAGNITUDE_COLOURS, (0.0, 1.0))
         angles = _sorted_by_mean(_wrapped(phase), key=magnitude)
         phases = _heat_map(right, angles, _PHASE_COLOURS, (-math.pi, math.pi))
@@ -169,8 +152,8 @@ _CENTRE = math.log(math.log(2.0))
 
 
 @house_style()
-def magnitude_activations(largest: float = 6.0) -> Figure:
-    """Draw the sigmoid and LRU's stable exponential, centred, over [-largest, largest].
+def magnitude_activations() -> Figure:
+    """Draw the sigmoid and LRU's stable exponential, centred, over [-6, 6].
 
     Left: the functions. LRU's falls as alpha grows; its mirror image can be compared with the sigmoid. Right: the
     slope |d|a|/dalpha| of each against its magnitude.
@@ -178,13 +161,13 @@ def magnitude_activations(largest: float = 6.0) -> Figure:
     figure = new_figure(7.2, 2.9)
     functions, speeds = figure.subplots(1, 2, width_ratios=[1.3, 1])
 
-    alpha = torch.linspace(-largest, largest, 801, dtype=torch.float64)
+    alpha = torch.linspace(-6, 6, 801, dtype=torch.float64)
     stable = torch.exp(-torch.exp(alpha + _CENTRE))
     functions.plot(alpha, torch.sigmoid(alpha), color=COLOURS[0], label="sigmoid")
     functions.plot(alpha, stable, color=COLOURS[1], label="stable exponential,\ncentred")
     functions.plot(alpha, stable.flip(0), color=COLOURS[1], linestyle="--", label="its mirror image")
     functions.plot(0.0, 0.5, marker="o", color=GREY, markersize=3)
-    functions.set(xlabel=r"pre-activation $\alpha$", ylabel="magnitude $|a|$", xlim=(-largest, largest))
+    functions.set(xlabel=r"pre-activation $\alpha$", ylabel="magnitude $|a|$", xlim=(-6, 6))
     functions.set_title("a  Activation")
     functions.legend(loc="center right", handlelength=1.5, borderpad=0)
 

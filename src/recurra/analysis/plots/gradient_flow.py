@@ -45,7 +45,8 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
             _draw(upper, lower, run, column, colour)
         _mark_borders((upper, lower), runs, column)
         upper.set(yscale="log")
-        upper.set_title("\n".join(dict.fromkeys(_target(run, column) for run in runs.values())))
+        outputs = [(int(run.targets[column]) - len(run.sources) + 1, run.segment_length) for run in runs.values()]
+        upper.set_title("\n".join(dict.fromkeys(f"to output {number} of {n}" for number, n in outputs)))
         lower.set(xlabel="distance $k - i$ (tokens)")
         lower.yaxis.set_major_locator(MaxNLocator(integer=True))
         lower.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"$10^{{{value:.0f}}}$"))
@@ -86,8 +87,3 @@ def _mark_borders(panels: tuple[Axes, Axes], runs: Mapping[str, GradientFlow], c
                 axes.axvline(border, color=GREY if shared else colour, linewidth=0.8, alpha=0.6, zorder=0)
         if shared:
             break
-
-
-def _target(run: GradientFlow, column: int) -> str:
-    n = run.segment_length
-    return f"to output {int(run.targets[column]) - len(run.sources) + 1} of {n}"

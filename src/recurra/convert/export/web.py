@@ -7,7 +7,7 @@ Weights are stored in fewer bits, and widened to float32 when a runtime loads th
 throughout, so that the outputs are those of a model in Python with the same rounded weights.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 from torch.export import default_decompositions
 
-from recurra.checks import require_choice
+from recurra.checks import require_literal
 from recurra.convert.export.onnx_file import OPSET, quietly
 from recurra.convert.export.programs import (
     AT_ONE_STEP,
@@ -31,7 +31,7 @@ from recurra.decoding._products import rounded
 from recurra.decoding.linear import DecodingLinear, exact_modules, pack_linear_layers
 from recurra.models.shell import LanguageModelShell
 
-_WEIGHTS = ("int8", "float16", "float32")
+_Weights: TypeAlias = Literal["int8", "float16", "float32"]
 """How weights can be stored. "int8" rounds linear layers and inputs as `recurra generate --weights int8` does, and
 nothing else; "float16" rounds all matrices."""
 
@@ -52,7 +52,7 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> _WebModel:
         model: a language model on the CPU, in float32.
         weights: "int8", "float16" or "float32".
     """
-    require_choice(_WEIGHTS, weights=weights)
+    require_literal(_Weights, weights=weights)
     twin, codes = _rounded(model, weights)
     step, gates = gated_step_program(twin)
     names = [tensor.name for tensor in step.state]

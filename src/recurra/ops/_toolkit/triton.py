@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recurra._files.reading import read_json
-from recurra.checks import require, require_choice
+from recurra.checks import choose, require
 
 # Tiles: the sizes by which the kernels divide their work.
 # `triton_tiles.json` beside this file has what `python -m benchmarks.gpu.tuning` found, by card, kernel and type of
@@ -26,7 +26,7 @@ from recurra.checks import require, require_choice
 
 TABLE = Path(__file__).with_name("triton_tiles.json")
 FORMAT = 1
-_POWERS = tuple(2**n for n in range(14))
+_POWERS = dict.fromkeys(2**n for n in range(14))
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class WalkTiles:
     stages: int = 4  # steps whose reads are in flight in a program
 
     def __post_init__(self) -> None:
-        require_choice(_POWERS, **{name: n for name, n in asdict(self).items() if name != "stages"})
+        for name in ("channels", "channels_per_warp", "lanes", "shortest_chunk"):
+            choose(name, _POWERS, getattr(self, name))
         require(1 <= self.stages <= 8, "stages", self.stages, "1 to 8")
 
 
@@ -56,7 +57,8 @@ class ChunkTiles:
     key_warps: int = 4
 
     def __post_init__(self) -> None:
-        require_choice(_POWERS, **asdict(self))
+        for name, value in asdict(self).items():
+            choose(name, _POWERS, value)
         require(self.span >= self.block, "span", self.span, f"at least block, {self.block}")
         for name in ("warps", "key_warps"):
             require(getattr(self, name) <= 16, name, getattr(self, name), "at most 16")

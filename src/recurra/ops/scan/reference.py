@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from recurra.checks import require_choice, require_tensor, sentence
+from recurra.checks import choose, require_tensor, sentence
 
 
 def linear_scan_reference(
@@ -56,7 +56,7 @@ def associative_scan(combine: _Combine, leaves: Any, *, method: str = "blelloch"
     tensor([[ 3,  4, 11, 11, 15, 16, 22, 25]])
     """
     tensors, structure = pytree.tree_flatten(leaves)
-    require_choice(_METHODS, method=method)
+    scan = choose("method", _METHODS, method)
     for leaf in tensors:
         require_tensor("a leaf", leaf)
     shapes = [tuple(leaf.shape) for leaf in tensors]
@@ -70,7 +70,7 @@ def associative_scan(combine: _Combine, leaves: Any, *, method: str = "blelloch"
         return pytree.tree_flatten(combine(*pair))[0]
 
     tensors = [x.flip(1) for x in tensors] if reverse else tensors
-    scanned = _METHODS[method](flat_combine, tensors)
+    scanned = scan(flat_combine, tensors)
     scanned = [x.flip(1) for x in scanned] if reverse else scanned
     return pytree.tree_unflatten(scanned, structure)
 

@@ -7,12 +7,12 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from recurra.checks import fields_of, require, require_choice, require_whole_number
+from recurra.checks import fields_of, require, require_literal, require_literal_fields, require_whole_number
 from recurra.data.batches import (
     IGNORED_TARGET,
     SPLITS,
@@ -141,7 +141,7 @@ class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists ke
     """Epochs in which the longest length grows from data.max_length to data.final_length, a little with every step."""
     hold_epochs: int = 0
     """Epochs before the longest length begins to grow."""
-    growth: str = "linear"
+    growth: Literal["linear", "geometric"] = "linear"
     """linear: by the same number of tokens in every epoch; geometric: by the same factor, so that more of the training
     goes to short sequences, which cost less and are learned first."""
     growth_loss: float | None = None
@@ -178,7 +178,7 @@ class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists ke
         expected = "at least 1 with data.final_length" if grows else "0 without data.final_length"
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
         require(grows or not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 without data.final_length")
-        require_choice(("linear", "geometric"), **fields_of(self, "data", "growth"))
+        require_literal_fields(self, "data")
         require(grows or self.growth == "linear", "data.growth", self.growth, "linear without data.final_length")
         if (loss := self.growth_loss) is not None:
             require(loss > 0, "data.growth_loss", loss, "a positive number or null")
@@ -207,7 +207,7 @@ class _GeneratedData:
 
     def source(self, split: Split) -> _DrawnSource:
         """Return the batches of a split: in training by the curriculum, in evaluation the same ones every time."""
-        require_choice(SPLITS, split=split)
+        require_literal(Split, split=split)
         config = self.config
         options: dict[str, Any] = {
             "split": split,

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from recurra.checks import fields_of, require, require_choice, require_whole_number
+from recurra.checks import choose, fields_of, require, require_whole_number
 from recurra.train.task import register_task
 from recurra.train.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
 
@@ -155,10 +155,10 @@ class StateTrackingConfig(GeneratedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(_STATE_TRACKING, **{"data.task": self.task})
+        self.make()
 
     def make(self) -> Sequences:
-        return _STATE_TRACKING[self.task]
+        return choose("data.task", _STATE_TRACKING, self.task)
 
 
 @register_task("state-tracking")
