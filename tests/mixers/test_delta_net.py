@@ -51,57 +51,6 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(kind, length, negative
     require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), draw_state(layer), 1e-9)
 
 
-def with_rates(layer: DeltaNet, rates: Tensor) -> Tensor:
-    """Draw inputs for which b is 0 or the largest rate, as `rates` (L) says: the first channel decides.
-
-    Queries and keys come from the step alone and are the same; the second channel keeps them away from 0.
-    """
-    n = layer.d_qk
-    with torch.no_grad():
-        layer.rate_projection.weight.zero_()[:, 0] = 100
-        layer.qkv.weight[n : 2 * n, 1] = 3
-        layer.qkv.weight[:n] = layer.qkv.weight[n : 2 * n]
-        layer.convolution.weight[: 2 * n] = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    x = torch.randn(2, len(rates), D_MODEL, dtype=torch.float64)
-    x[..., 0] = torch.where(rates.bool(), 1.0, -1.0)
-    x[..., 1] = 1
-    return x
-
-
-def test_a_rate_of_zero_keeps_the_state_and_one_replaces_the_keys_value():
-    layer = DeltaNet(D_MODEL, **OPTIONS).double()
-    state = draw_state(layer)
-    assert torch.allclose(layer(with_rates(layer, torch.zeros(9)), state)[1].h, state.h)
-    x, start = with_rates(layer, torch.ones(9)), DeltaNetState(state.h, torch.zeros_like(state.inputs))
-    values = functional.silu(layer.convolution(layer.qkv(x))[0])[..., 16:].unflatten(-1, (2, 3))
-    # q = k, so the output is the value that the key has
-    expected = layer.output_projection(layer.norm(values / 2).flatten(-2))  # sqrt(d_k) = 2
-    torch.testing.assert_close(layer(x, start)[0], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_with_negative_eigenvalues_it_counts_modulo_2():
-    """With values of 0 a step of b = 2 is -1 along its key, and the sign of the state is a parity."""
-    layer = DeltaNet(D_MODEL, n_heads=1, d_qk=1, d_v=1, negative_eigenvalues=True).double()
-    with torch.no_grad():
-        layer.qkv.weight[2] = 0
-    bits = torch.randint(2, (120,))
-    state = DeltaNetState(torch.ones(2, 1, 1, 1).double(), torch.zeros(2, 3, 3).double())
-    for n in (1, 7, 120):
-        _, last = layer(with_rates(layer, bits[:n]), state)
-        assert torch.equal(last.h.sign(), torch.full_like(last.h, (-1) ** int(bits[:n].sum())))
-        assert last.h.abs().min() > 0.999
-
-
-def test_weights_are_the_published_ones_and_nothing_has_a_bias():
-    assert {name: tuple(p.shape) for name, p in DeltaNet(8).named_parameters()} == {
-        "qkv.weight": (24, 8),
-        "convolution.weight": (24, 1, 4),
-        "rate_projection.weight": (4, 8),
-        "norm.weight": (2,),
-        "output_projection.weight": (8, 8),
-    }
-
-
 def test_shared_queries_and_keys_are_those_of_as_many_equal_heads():
     """The parts of the wider layer's q and k are repeated, two heads of values each."""
     options = {"n_heads": 4, "d_v": 8, "norm_epsilon": 0.1}
@@ -118,29 +67,6 @@ def test_shared_queries_and_keys_are_those_of_as_many_equal_heads():
     torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(state.h, other.h, rtol=1e-11, atol=1e-12)
     assert layer.norm.epsilon == 0.1
-
-
-def test_without_decay_it_is_delta_net_behind_a_gate():
-    layer, plain = GatedDeltaNet(D_MODEL, **OPTIONS).double(), DeltaNet(D_MODEL, **OPTIONS).double()
-    plain.load_state_dict(layer.state_dict(), strict=False)
-    x = torch.randn(2, 20, D_MODEL, dtype=torch.float64)
-    with torch.no_grad():
-        layer.dt_bias.fill_(-60)  # a = 1
-        plain.output_projection.weight.copy_(torch.eye(D_MODEL))
-        y = plain(x)[0] * functional.silu(layer.gate_projection(x))
-    torch.testing.assert_close(layer(x)[0], layer.output_projection(y), rtol=1e-9, atol=1e-10)
-
-
-def test_a_decay_of_zero_forgets_everything():
-    layer = GatedDeltaNet(D_MODEL, **OPTIONS).double()
-    with torch.no_grad():
-        layer.A_log.fill_(10)
-        layer.dt_bias.fill_(10)
-    x, state = torch.randn(2, 5, D_MODEL, dtype=torch.float64), draw_state(layer)
-    assert layer.transition(x)[0].eq(0).all()
-    of_zeros = state._replace(h=torch.zeros_like(state.h))
-    torch.testing.assert_close(layer(x, state)[0], layer(x, of_zeros)[0], rtol=0, atol=0)
-    assert torch.linalg.matrix_rank(layer(x, state)[1].h).eq(1).all()  # one step's keys and values
 
 
 def test_decays_start_in_the_published_range():

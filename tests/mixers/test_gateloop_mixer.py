@@ -1,4 +1,4 @@
-"""The GateLoop layer against its equations, written out; its options and its errors."""
+"""The GateLoop layer against its equations, written out."""
 
 import pytest
 import torch
@@ -45,18 +45,6 @@ def test_layer_computes_the_equations(options):
     layer = GateLoop(8, **options).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     torch.testing.assert_close(layer(x)[0], by_the_equations(layer, x), rtol=1e-12, atol=1e-12)
-
-
-def test_fixed_changes_nothing_but_the_transition():
-    data, fixed = GateLoop(8), GateLoop(8, transition="fixed")
-    others = [{n: p.shape for n, p in m.named_parameters() if "transition" not in n} for m in (data, fixed)]
-    assert others[0] == others[1]
-    assert {n: tuple(p.shape) for n, p in fixed.transition.named_parameters()} == {"gamma": (8,), "theta": (8,)}
-    x = torch.randn(2, 5, 8)
-    magnitude, phase = fixed.transition(x)
-    assert magnitude.shape == phase.shape == (2, 5, 8)
-    assert (magnitude == magnitude[0, 0]).all()
-    assert not (data.transition(x)[0] == data.transition(x)[0][0, 0]).all()
 
 
 def test_stable_exponential_has_a_gradient_of_0_where_it_is_0():

@@ -34,40 +34,6 @@ def test_outputs_state_and_gradients_are_the_papers(options):
     require_same(layer, by_a_loop, x, HGRN2State(torch.randn_like(start.h)))
 
 
-def test_a_head_has_128_channels_unless_said_otherwise():
-    assert HGRN2(D_MODEL).n_heads == 1
-    assert HGRN2(256).initial_state(1).h.shape == (1, 2, 128, 128)
-    assert HGRN2(D_MODEL, n_heads=3).initial_state(1).h.shape == (1, 3, 2, 2)
-
-
-def test_the_bound_bounds_the_forget_gate():
-    x = 50 * torch.randn(2, 40, D_MODEL)
-    f, phase = HGRN2(D_MODEL, lower_bound=0.75).transition(x)
-    assert f.min() >= 0.75
-    assert f.max() <= 1
-    assert f.min() < 0.76 < 0.99 < f.max()
-    assert phase.eq(0).all()
-
-
-def test_the_state_is_a_weighted_mean_of_the_inputs():
-    """Gates of f and 1 - f: no number of the state leaves the range of 0 and the inputs before it."""
-    layer, x = HGRN2(D_MODEL, n_heads=2).double(), torch.randn(1, 200, D_MODEL, dtype=torch.float64)
-    i = layer.output_input(x)[0, :, D_MODEL:].unflatten(-1, (2, 1, 3))
-    _, state = layer(x)
-    assert (state.h[0] <= i.amax(0).clamp(min=0)).all()
-    assert (state.h[0] >= i.amin(0).clamp(max=0)).all()
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_an_open_gate_keeps_the_state_and_a_closed_one_writes_the_input(sign):
-    layer, x = HGRN2(D_MODEL, n_heads=2).double(), torch.ones(1, 3, D_MODEL, dtype=torch.float64)
-    with torch.no_grad():
-        layer.forget.weight.fill_(sign * 50)
-    h = torch.randn(1, 2, 3, 3, dtype=torch.float64)
-    i = layer.output_input(x)[:, -1, D_MODEL:].unflatten(-1, (2, 1, 3)).expand(1, 2, 3, 3)
-    torch.testing.assert_close(layer(x, HGRN2State(h))[1].h, h if sign > 0 else i, rtol=1e-12, atol=1e-13)
-
-
 def test_a_small_key_keeps_its_digits():
     """1 - f at f = 1 - 1e-13: 0 if it were formed as a difference in float32."""
     layer, x = HGRN2(D_MODEL), torch.ones(1, 1, D_MODEL)

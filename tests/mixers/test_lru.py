@@ -49,13 +49,6 @@ def test_it_starts_uniformly_on_the_ring():
     torch.testing.assert_close(phase.quantile(quarters), quarters * 1.5, rtol=0, atol=0.04)
 
 
-def test_gamma_starts_as_the_root_of_what_a_forgets():
-    layer = LRU(2, d_state=500, r_min=0.1, r_max=0.999)
-    torch.testing.assert_close(
-        layer.log_gamma.exp().double(), (1 - layer.double().eigenvalues().abs().square()).sqrt(), rtol=1e-4, atol=0
-    )
-
-
 def test_initial_values_are_finite_on_the_whole_disc():
     layer = LRU(2, d_state=100_000)
     assert all(parameter.isfinite().all() for parameter in layer.parameters())

@@ -65,17 +65,6 @@ def test_it_starts_as_published():
     assert 0.00099 < steps.min() < steps.max() < 0.101
 
 
-@pytest.mark.parametrize(("bias", "is_open"), [(-800.0, False), (800.0, True)])
-def test_a_step_size_of_0_keeps_the_state_and_a_large_one_forgets_it(bias, is_open):
-    layer, x = build(), torch.randn(2, 4, D_MODEL, dtype=torch.float64)
-    with torch.no_grad():
-        layer.step_bias.fill_(bias)
-    state = Mamba2State(*map(torch.randn_like, layer.initial_state(2)))
-    zeros = Mamba2State(torch.zeros_like(state.h), state.inputs)
-    expected = layer(x, zeros)[1].h if is_open else state.h
-    torch.testing.assert_close(layer(x, state)[1].h, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_the_transition_is_that_of_the_recurrence():
     layer, x = build(), torch.randn(2, 1, D_MODEL, dtype=torch.float64)
     magnitude, phase = layer.transition(x)

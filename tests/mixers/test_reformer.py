@@ -99,14 +99,3 @@ def test_a_step_alone_in_its_buckets_sees_itself_and_others_do_not(dtype):
         layer.rotations.copy_(torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))  # the sign of the first channel
         x = torch.tensor([[[1.0, 5.0], [-1.0, 7.0], [2.0, 3.0], [-3.0, 1.0]]]).to(dtype)
         torch.testing.assert_close(layer(x)[0], x[:, [0, 1, 0, 1]])
-
-
-def test_the_state_is_the_last_steps_and_their_buckets():
-    layer = Reformer(D_MODEL, n_heads=2, window=6, n_rounds=3).double()
-    x = torch.randn(2, 20, D_MODEL, dtype=torch.float64)
-    _, state = layer(x)
-    torch.testing.assert_close(state.queries.flatten(2), layer.queries(x)[:, -5:])
-    torch.testing.assert_close(state.values.flatten(2), layer.values(x)[:, -5:])
-    expected = [[bucket(layer.rotations[h, :, r], state.queries[0, 0, h].detach()) for r in range(3)] for h in range(2)]
-    assert state.buckets[0, 0].tolist() == expected
-    assert not state.buckets.requires_grad

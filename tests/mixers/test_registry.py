@@ -5,7 +5,6 @@ from torch import nn
 
 import recurra
 from recurra.mixers.registry import register_mixer
-from recurra.registry import Registry
 
 
 def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_python):
@@ -34,20 +33,6 @@ def test_an_unknown_option_lists_those_that_exist():
         recurra.create_mixer("gateloop", 8, heads=2)
 
 
-def test_a_window_without_an_end_is_refused_where_steps_are_sorted(unchecked):
-    with pytest.raises(TypeError, match="window is None, None; expected a whole number"):
-        recurra.create_mixer("reformer", 8, window=None)
-
-
 def test_a_name_is_given_once():
     with pytest.raises(ValueError, match=r"mixer 'gateloop' is registered already"):
         register_mixer("gateloop")(nn.Identity)
-
-
-def test_registry_is_sorted_and_counted():
-    registry: Registry[int] = Registry("number")
-    registry.register("two")(2)
-    registry.register("one")(1)
-    assert list(registry) == ["one", "two"]
-    assert len(registry) == 2
-    assert registry["two"] == 2

@@ -53,17 +53,6 @@ def test_outputs_state_and_gradients_are_the_papers(options):
     require_same(layer, by_a_loop, x, state._replace(started=started), 1e-10, constant)
 
 
-def test_it_starts_from_zeros_and_takes_the_first_input_whole():
-    layer, x = make(n_heads=2), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
-    start = layer.initial_state(2)
-    assert all(part.eq(0).all() for part in start)
-    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, start)[0], rtol=1e-11, atol=1e-12)
-    u, _ = layer.convolution(layer.input_projection(x[:, :1]))
-    _, state = layer(x[:, :1])
-    torch.testing.assert_close(state.h, (torch.sigmoid(layer.input_gate(u)) * u)[:, 0], rtol=1e-12, atol=1e-13)
-    assert state.started.eq(1).all()
-
-
 def test_the_decay_starts_uniform_in_its_range():
     layer = RGLRU(4, lru_width=4000, n_heads=4, r_min=0.5, r_max=0.6)
     a = torch.exp(-8 * functional.softplus(layer.decay.double()))
@@ -97,13 +86,3 @@ def test_a_gate_near_1_keeps_the_digits_of_its_complement():
         expected = by_a_loop(exact, x.double(), state)[1].h.float()
     assert expected.abs().min() > 0
     torch.testing.assert_close(last.h, expected, rtol=1e-4, atol=0)
-
-
-def test_sizes_are_the_published():
-    layer = RGLRU(512)
-    assert layer.recurrence_gate.weight.shape == (2, 256, 256)
-    assert {name: tuple(part.shape) for name, part in layer.initial_state(1)._asdict().items()} == {
-        "h": (1, 512),
-        "convolution": (1, 3, 512),
-        "started": (1, 1),
-    }

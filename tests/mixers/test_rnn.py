@@ -8,7 +8,7 @@ import torch
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.ops.cells.gru import GRUCell
 from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Cayley, Neumann
+from recurra.ops.cells.orthogonal import Neumann
 
 CELLS = {
     "gru": lambda: GRUCell(3, 5),
@@ -36,41 +36,6 @@ def test_the_layer_is_its_cell_step_by_step(rnn, start):
         h = rnn.cell(x[:, t], h)
         torch.testing.assert_close(y[:, t], h, **CLOSE)
     torch.testing.assert_close(state.h, h, **CLOSE)
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [GRUCell(2, 3), NCGRUCell(2, 3, rho=1), NCGRUCell(2, 3, rho=1, neumann=Neumann(tolerance=1e-14))],
-    ids=list(CELLS),
-)
-def test_gradients(cell):
-    rnn = RNN(cell).double()
-    parameters = dict(rnn.named_parameters())
-
-    def run(x, h, *values):
-        y, state = torch.func.functional_call(rnn, dict(zip(parameters, values)), (x, RNNState(h)))
-        return y, state.h
-
-    h = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    three, two = (torch.randn(2, n, 2, dtype=torch.float64, requires_grad=True) for n in (3, 2))
-    assert torch.autograd.gradcheck(run, (three, h, *parameters.values()))
-    assert torch.autograd.gradgradcheck(run, (two, h, *parameters.values()))
-
-
-def test_shared_work_is_done_once_a_call(monkeypatch):
-    rnn, calls = RNN(NCGRUCell(3, 5)), []
-    transform, project = Cayley.forward, GRUCell.project
-    monkeypatch.setattr(Cayley, "forward", lambda self, entries: calls.append("cayley") or transform(self, entries))
-    monkeypatch.setattr(GRUCell, "project", lambda self, x: calls.append("project") or project(self, x))
-    rnn(torch.randn(2, 9, 3))
-    assert sorted(calls) == ["cayley", "project"]
-
-
-def test_other_cells_are_refused():
-    with pytest.raises(TypeError, match="cell is a GRUCell of torch"):
-        RNN(torch.nn.GRUCell(3, 5))
-    with pytest.raises(TypeError, match="cell is a Linear of torch"):
-        RNN(torch.nn.Linear(3, 5))
 
 
 @pytest.mark.compile

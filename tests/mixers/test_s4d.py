@@ -86,14 +86,6 @@ def test_transition_is_the_discrete_eigenvalue_at_every_step():
     torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
 
 
-def test_transition_parameters_make_a_and_nothing_else():
-    layer = S4D(3, d_state=4)
-    owned = layer.transition_parameters()
-    assert owned == {layer.log_step, layer.log_decay, layer.frequency}
-    gradients = torch.autograd.grad(layer.ssm().a.abs().sum() + layer.ssm().a.real.sum(), list(owned))
-    assert all(gradient.abs().sum() > 0 for gradient in gradients)
-
-
 @pytest.mark.compile
 def test_compile_equals_eager_where_it_convolves():
     layer = S4D(4, d_state=6).double()

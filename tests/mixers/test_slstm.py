@@ -80,22 +80,6 @@ def test_large_gates_stay_finite_over_many_steps(sign):
     torch.testing.assert_close(state.m.double(), last.m, rtol=1e-5, atol=1e-3)
 
 
-def test_another_stabiliser_measures_the_same_cell():
-    layer, x, state = make(), torch.randn(2, 5, D_MODEL, dtype=torch.float64), any_state(2)
-    scale = torch.exp(torch.tensor(3.0, dtype=torch.float64))
-    shifted = state._replace(c=state.c * scale, n=state.n * scale, m=state.m - 3)
-    torch.testing.assert_close(layer(x, shifted)[0], layer(x, state)[0], rtol=1e-11, atol=1e-12)
-
-
-def test_the_recurrence_stays_within_heads_and_sees_the_hidden_state():
-    layer, x, state = make(2), torch.randn(1, 1, D_MODEL, dtype=torch.float64), any_state(1)
-    h = state.h.clone()
-    h[:, 0] += 1
-    first, other = (layer(x, state._replace(h=one))[1].h[0] for one in (state.h, h))
-    assert (first[:3] != other[:3]).all()
-    assert torch.equal(first[3:], other[3:])
-
-
 @pytest.mark.parametrize("in_a_model", [False, True])
 def test_forget_gates_start_open(in_a_model):
     layer = first_mixer("slstm", 8, n_heads=2) if in_a_model else SLSTM(8, n_heads=2)

@@ -9,7 +9,6 @@ from recurra.mixers.linear_rnn import LinearRNN
 from recurra.mixers.lru import LRU
 from recurra.mixers.s4d import S4D
 from recurra.mixers.s5 import S5
-from recurra.ops.scan.convolution import convolution_scan
 
 LENGTH = 45
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -68,12 +67,3 @@ def test_a_diagonal_linear_rnn_is_gateloop_with_a_real_fixed_transition(mode):
     actual, state = layer(x)
     torch.testing.assert_close(torch.nn.functional.gelu(layer.output_projection(h) + layer.skip(x)), actual, **CLOSE)
     torch.testing.assert_close(last, state.h, **CLOSE)
-
-
-def test_s4d_is_the_convolution_of_equation_10():
-    """The kernel (1, a, a^2, ...) slides over v = b x, mode by mode, as the scans' convolution does it."""
-    ssm, x = S4D(3, d_state=8).double().ssm(), draw()
-    h = convolution_scan(ssm.a, x[..., None] * ssm.b)
-    y, last = run_channels(x, ssm)
-    torch.testing.assert_close((h * ssm.c).real.sum(-1), y, **CLOSE)
-    torch.testing.assert_close(h[:, -1], last, **CLOSE)

@@ -132,43 +132,6 @@ def test_it_is_the_model_in_plain_torch_logits_vectors_and_gradients(gate, lengt
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_the_vectors_carry_what_no_window_sees():
-    """Same last blocks, another first one: three layers of windows do not reach it, the vectors do."""
-    model, last = make(), tokens(1, 6 * BLOCK)
-    one, other = (torch.cat([torch.full((1, BLOCK), first), last], 1) for first in (1, 2))
-    assert not torch.allclose(model(one)[0][:, -1], model(other)[0][:, -1])
-    with torch.no_grad():
-        model.blocks[1].attention.vector_queries.weight.zero_()
-        model.blocks[1].attention.output_projection.weight[:, D_MODEL:] = 0
-    torch.testing.assert_close(model(one)[0][:, -1], model(other)[0][:, -1])
-
-
-def test_an_open_block_leaves_the_vectors_alone():
-    model = make()
-    _, state = model(tokens(2, BLOCK))
-    for _ in range(BLOCK - 1):
-        _, following = model(tokens(2, 1), state)
-        assert torch.equal(vectors_of(following), vectors_of(state))
-        state = following
-    _, following = model(tokens(2, 1), state)
-    assert not torch.allclose(vectors_of(following), vectors_of(state))
-
-
-@pytest.mark.parametrize("gate", ["fixed", "lstm"])
-def test_a_closed_gate_keeps_the_vectors(gate):
-    model = make(gate=gate)
-    _, state = model(tokens(2, 2 * BLOCK))
-    module = model.blocks[1].attention.gate
-    with torch.no_grad():
-        if gate == "fixed":
-            module.bias.fill_(60)
-        else:
-            module.candidate_and_gates.bias[D_MODEL : 2 * D_MODEL] = -600
-            module.candidate_and_gates.bias[2 * D_MODEL :] = 600
-    _, following = model(tokens(2, 3 * BLOCK), state)
-    torch.testing.assert_close(vectors_of(following), vectors_of(state), rtol=1e-12, atol=1e-14)
-
-
 def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
     unnamed = [small(n_layer=n_layer, recurrent_layer=None) for n_layer in (1, 2, 6, 12)]
     numbers = {config.n_layer: config.number_of_recurrent_layer for config in unnamed}
@@ -183,10 +146,8 @@ def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_states": 0}, "n_states is 0; expected at least 1"),
         ({"gate": "gru"}, "gate is 'gru'; expected one of fixed, lstm"),
         ({"recurrent_layer": 4}, "recurrent_layer is 4; expected one of the 3 layers, from 1"),
-        ({"segment_length": 0}, "segment_length is 0"),
     ],
 )
 def test_impossible_shapes_are_refused(options, message):

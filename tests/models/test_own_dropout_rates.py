@@ -44,10 +44,3 @@ def test_dropouts_act_in_training_alone(kind):
         assert not torch.equal(model(tokens)[0], model(tokens)[0]), name
         model.eval()
         assert torch.equal(model(tokens)[0], model(tokens)[0]), name
-
-
-@pytest.mark.parametrize("field", ["input_dropout", "output_dropout"])
-def test_rates_that_are_no_probabilities_are_refused(field):
-    for value in (1.0, -0.1):
-        with pytest.raises(ValueError, match=f"{field} is {value}; expected a probability"):
-            TransformerXLConfig(**SIZES, **{field: value})

@@ -10,7 +10,7 @@ from recurra.models.block_recurrent_transformer import BlockRecurrentTransformer
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformer
-from recurra.models.registry import DataSizes, ModelEntry, VideoSizes, entry_of, find_model, list_models, register_model
+from recurra.models.registry import DataSizes, ModelEntry, VideoSizes, entry_of, find_model, list_models
 from recurra.models.transformer_xl import TransformerXL
 from recurra.video.crvit import CompactRecurrentViT
 from recurra.video.pi_vit import PIViT
@@ -103,13 +103,6 @@ def test_models_that_are_not_registered_have_no_entry():
     for model in (nn.Linear(2, 2), Mine(LanguageModelConfig(5, n_layer=1, d_model=4))):
         with pytest.raises(TypeError, match=rf"model is a {type(model).__name__}; expected one of .*LanguageModel"):
             entry_of(model)
-
-
-def test_a_name_is_given_once():
-    again = register_model("rmt", config=LanguageModelConfig)
-    with pytest.raises(ValueError, match="model 'rmt' is registered already"):
-        again(nn.Identity)
-    assert find_model("rmt").model is RecurrentMemoryTransformer
 
 
 TOY = """

@@ -145,39 +145,6 @@ def test_targets_that_are_no_indices_are_refused(unchecked, dtype):
         model.loss(tokens, tokens.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_targets_may_be_int32(dtype):
-    model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru")).to(dtype)
-    tokens = torch.randint(VOCABULARY, (3, 6))
-    torch.testing.assert_close(model.loss(tokens, tokens.int())[0], model.loss(tokens, tokens)[0], rtol=0, atol=0)
-
-
-def test_a_loss_has_gradients_under_vmap():
-    model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru"))
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    tokens, targets = torch.randint(VOCABULARY, (2, 3, 1, 6))
-
-    class Loss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens, targets):
-            return self.model.loss(tokens, targets)[0].sum()
-
-    whole = Loss()
-    named = {f"model.{name}": value for name, value in parameters.items()}
-
-    def summed(values, tokens, targets):
-        return torch.func.functional_call(whole, values, (tokens, targets))
-
-    each = torch.func.vmap(torch.func.grad(summed), (None, 0, 0))(named, tokens, targets)
-    for name, found in each.items():
-        for row in range(3):
-            right = torch.func.grad(summed)(named, tokens[row], targets[row])[name]
-            torch.testing.assert_close(found[row], right, rtol=1e-4, atol=1e-6)
-
-
 def test_a_state_of_streams_at_different_places_can_be_passed_on_without_steps():
     options = {"n_heads": 2, "window": 5}
     config = LanguageModelConfig(

@@ -99,25 +99,3 @@ def test_memory_layouts():
     steps = gru_triton.forward(projected, h, gates, candidate)
     both = [gru_triton.backward(steps, gates, candidate, d_y, None) for d_y in (spread, spread.contiguous())]
     torch.testing.assert_close(*both, rtol=0, atol=0)
-
-
-def test_steps_cut_anywhere():
-    projected, h, *weights = draw(2, 6, 7)
-    cell, weights = GRUCell(1, 7), RecurrentWeights(*(x.requires_grad_() for x in weights))
-    whole, last = gru_sequence(cell, projected, h, weights)
-    for cut in (1, 4):
-        first, carried = gru_sequence(cell, projected[:, :cut], h, weights)
-        second, end = gru_sequence(cell, projected[:, cut:], carried, weights)
-        torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(end, last, rtol=0, atol=TOLERANCE)
-
-
-def test_gradients_that_do_not_fit_are_refused():
-    projected, h, *weights = draw(2, 3, 5)
-    steps = gru_triton.forward(projected, h, *weights)
-    with pytest.raises(ValueError, match="d_y"):
-        gru_triton.backward(steps, *weights, projected, None)
-    with pytest.raises(ValueError, match="d_last"):
-        gru_triton.backward(steps, *weights, None, h[:1])
-    with pytest.raises(ValueError, match="the weight of the gates"):
-        gru_triton.backward(steps, weights[1], weights[1], None, h)

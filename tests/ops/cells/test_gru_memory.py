@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from recurra import create_mixer
-from recurra.state import tensors
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -31,13 +30,3 @@ def test_steps_one_at_a_time_have_the_gradients_of_all_at_once():
     found = torch.autograd.grad(torch.cat(outputs, 1).square().sum(), weights)
     for one, other in zip(found, torch.autograd.grad(expected.square().sum(), weights)):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("options", [{"n_heads": 1}, {"n_heads": 2}])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_last_state_keeps_no_other_alive(options, batch):
-    layer = create_mixer("slstm", 8, **options)
-    y, state = layer(torch.randn(batch, 50, 8))
-    for part in tensors(state):
-        assert part.untyped_storage().nbytes() == 4 * part.numel()
-    assert y.untyped_storage().nbytes() == 4 * y.numel()

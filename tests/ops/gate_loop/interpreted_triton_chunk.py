@@ -258,14 +258,6 @@ def test_derivatives_are_right_or_raise():
     assert recorded.requires_grad
 
 
-def test_autocast_does_not_reach_inside_a_transformed_call():
-    q, k, v, a, state = (x.float() for x in Case(1, 9, 1, 8, 8).draw())
-    function = lambda q: chunk_by_kernels(q, k, v, a, state)[0]  # noqa: E731
-    plain = vmap(function)(q[None])
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(vmap(function)(q[None]), plain)
-
-
 def test_the_operators():
     tensors = Case(1, 1, 1, 2, 3, False, "a").draw()
     torch.library.opcheck(torch.ops.recurra.gate_loop_chunk.default, tensors)
@@ -276,18 +268,6 @@ def test_the_operators():
             (*gradients, *tensors),
             test_utils=("test_schema", "test_faketensor"),
         )
-
-
-def test_flops():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    q, k, v, a, state = (x.requires_grad_() for x in Case(2, 1, 2, 5, 4).draw())
-    with FlopCounterMode(display=False) as forward:
-        y, _ = chunk_by_kernels(q, k, v, a, state)
-    with FlopCounterMode(display=False) as backward:
-        y.sum().backward()
-    once = 2 * (2 * 1 * 2) * (16 * (5 + 4) + 2 * 5 * 4)
-    assert (forward.get_total_flops(), backward.get_total_flops()) == (once, 2 * once)
 
 
 def test_traced_in_full():

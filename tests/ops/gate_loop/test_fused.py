@@ -99,26 +99,6 @@ def test_higher_derivatives_where_one_input_is_another_or_comes_from_it():
     assert_near(derivatives("numba"), derivatives("reference"), 1e-13)
 
 
-def test_second_derivatives_where_only_some_inputs_ask():
-    q, k, v, a, state = draw(1, 4, 3, "complex")
-    for asked in (q, k, v, a.re, a.im, state.re, state.im):
-        asked.requires_grad_()
-        found = []
-        for backend in ("numba", "reference"):
-            result = fused(q, k, v, a, state, backend=backend)
-            value = result.y.pow(3).sum() + result.last.im.pow(3).sum() + result.last.re.pow(3).sum()
-            (first,) = torch.autograd.grad(value, asked, create_graph=True)
-            found.append(
-                [first.detach(), *torch.autograd.grad(first.sum(), asked, materialize_grads=True, allow_unused=True)]
-            )
-        assert_near(*found, 1e-12)
-        asked.requires_grad_(False)
-    q.requires_grad_()
-    last = fused(q, k, v, a, state, backend="numba").last.re
-    (nothing,) = torch.autograd.grad(last.sum(), q, create_graph=True)
-    assert nothing.count_nonzero() == 0, "the last state does not depend on q"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_float32_rounded_at_the_end(kind):
     """q, k, v, y and their gradients are bfloat16; everything between is computed in float32."""
@@ -141,14 +121,6 @@ def test_bfloat16_is_float32_rounded_at_the_end(kind):
         assert (
             types == [torch.bfloat16] + [torch.float32] * planes + [torch.bfloat16] * 3 + [torch.float32] * 2 * planes
         )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_in_the_reference_rounds_as_late(kind):
-    arguments = draw(2, 9, 17, kind, torch.bfloat16, torch.float32)
-    numba, reference = (fused(*arguments, backend=backend) for backend in ("numba", "reference"))
-    torch.testing.assert_close(numba.last.re, reference.last.re, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(numba.y, reference.y, rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,36 +167,6 @@ def test_memory_layouts(kind):
             assert_near(run(unflatten(inputs), "numba"), expected, 1e-13)
     turned = [list(_layouts(x))[2] for x in straight]
     assert_near(run(unflatten(turned), "numba"), expected, 1e-13)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_chunks_of_one_projection(kind):
-    """As in the layer: q, k, v and the transitions are slices of two tensors, which get whole gradients."""
-    batch, length, d = 2, 6, 21
-    qkv = torch.randn(batch, length, 3 * d, dtype=torch.float64, requires_grad=True)
-    gates = (0.5 * torch.randn(batch, length, 2 * d, dtype=torch.float64)).requires_grad_()
-
-    def run_chunks(backend):
-        re, im = gates.chunk(2, -1)
-        a = Planes(re, im if kind == "complex" else None)
-        zeros = torch.zeros(batch, d, dtype=torch.float64)
-        result = fused(*qkv.chunk(3, -1), a, Planes(zeros, None if a.im is None else zeros), backend=backend)
-        assert not qkv.chunk(3, -1)[1].is_contiguous()
-        return [result.y, *torch.autograd.grad(result.y.square().sum(), (qkv, gates))]
-
-    assert_near(run_chunks("numba"), run_chunks("reference"), 1e-13)
-
-
-def test_incoming_gradients_that_are_expanded():
-    arguments = draw(2, 5, 19, "complex")
-    for reduce in (lambda y: y.sum(), lambda y: y.sum(1).square().sum(), lambda y: y.sum(2).square().sum()):
-        found = []
-        for backend in ("numba", "reference"):
-            inputs = [x.detach().requires_grad_() for x in flatten(*arguments)]
-            result = fused(*unflatten(inputs), backend=backend)
-            value = reduce(result.y) + reduce(result.states.im)
-            found.append(torch.autograd.grad(value, inputs))
-        assert_near(*found, 1e-12)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -280,23 +222,6 @@ def test_the_real_part_takes_bfloat16_as_it_comes():
     torch.testing.assert_close(y.float(), reference.float(), rtol=2**-7, atol=1e-5)
     double, _ = gate_loop(*(x.double() for x in (q, k, v)), torch.complex(*a), state=state, mode="recurrent")
     torch.testing.assert_close(y.double(), double.real, rtol=2**-8, atol=1e-5)
-
-
-@pytest.mark.parametrize("number", [torch.float16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("plane", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_real_part_of_other_types(number, plane):
-    q, k, v = torch.randn(3, 2, 5, 3, 1).to(number)
-    a = Planes(*(torch.randn(2, 2, 5, 3, 1) * 0.6).to(plane))
-    wide = torch.promote_types(plane, torch.float32)
-    state = torch.zeros(2, 3, 1, 1, dtype=wide.to_complex())
-    y, last = gate_loop_real_part(q, k, v, a, state=state)
-    assert y.dtype == number
-    assert last.dtype == wide.to_complex()
-    expected, _ = gate_loop_real_part(
-        q.double(), k.double(), v.double(), Planes(*(x.double() for x in a)), state=state.to(torch.complex128)
-    )
-    tolerance = 4 * max(torch.finfo(number).eps, torch.finfo(wide).eps)
-    torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=4 * torch.finfo(wide).eps)
 
 
 def test_the_real_part_of_nothing():

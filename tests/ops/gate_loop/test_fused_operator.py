@@ -4,21 +4,9 @@ import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
-from recurra import create_mixer, gate_loop
+from recurra import gate_loop
 from recurra.ops.gate_loop.fused import Planes
 from recurra.ops.gate_loop.operator import gate_loop_real_part
-
-KINDS = ("real", "complex")
-
-
-def draw(batch, length, channels, kind, number=torch.float64, plane=torch.float64):
-    """q, k, v, the planes of a and those of the state."""
-    q, k, v = torch.randn(3, batch, length, channels, dtype=torch.float64).to(number)
-    a = Planes(*(torch.randn(2, batch, length, channels, dtype=torch.float64) * 0.5).to(plane))
-    state = Planes(*torch.randn(2, batch, channels, dtype=torch.float64).to(plane))
-    if kind == "real":
-        a, state = Planes(a.re, None), Planes(state.re, None)
-    return q, k, v, a, state
 
 
 def test_transforms_are_right():
@@ -36,17 +24,6 @@ def test_transforms_are_right():
         torch.testing.assert_close(
             transform(function("fused")), transform(function("recurrent")), rtol=1e-10, atol=1e-10
         )
-
-
-@pytest.mark.parametrize("name", ["gateloop", "hgrn2", "mamba"])
-def test_a_batch_of_gradients(name):
-    options = {"hgrn2": {"n_heads": 8}}.get(name, {})  # one channel a head, and real gates
-    layer, x = create_mixer(name, 8, **options), torch.randn(1, 5, 8, requires_grad=True)
-    y, _ = layer(x)
-    backward = lambda gradient: torch.autograd.grad(y, x, gradient, retain_graph=True)[0]  # noqa: E731
-    several = torch.randn(3, *y.shape)
-    expected = torch.stack([backward(gradient) for gradient in several])
-    torch.testing.assert_close(vmap(backward)(several), expected, rtol=1e-4, atol=1e-5)
 
 
 def differentiate(function, inputs):

@@ -111,18 +111,6 @@ def test_threads_share_the_heads():
     assert all(map(torch.equal, one, two))
 
 
-def test_strides_of_any_kind():
-    """Slices of one projection, transitions shared by all, a transposed layout, every other channel."""
-    inputs = Case(3, 6, 6, 1).draw(9)
-    together = torch.randn(2, 9, 3, 40, dtype=torch.float64)
-    q, k = together[..., :6], together[..., 10:22:2]
-    v = torch.randn(9, 2, 6, 3, dtype=torch.float64).permute(1, 0, 3, 2)
-    a = torch.rand(3, 1, dtype=torch.float64).expand(2, 9, 3, 1)
-    strided = type(inputs)(q, k, v, a, inputs.state.transpose(-1, -2).contiguous().transpose(-1, -2))
-    dense = type(inputs)(*(x.contiguous() for x in strided))
-    assert_near(differentiate(by_kernels, strided), differentiate(step_by_step, dense), 1e-13, "strided")
-
-
 def test_nothing_is_read_or_written_beside_the_inputs():
     """Memory around and between the heads is NaN, and stays as it is."""
     case = Case(2, 5, 18, 5)

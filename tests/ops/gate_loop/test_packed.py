@@ -60,21 +60,6 @@ def test_nan_stays_in_its_sequence(case):
         assert all(torch.cat([g[:, :5], g[:, 75:]], 1).isfinite().all() for g in gradients)
 
 
-def test_errors(case, unchecked):
-    q, k, v, a, state = case.draw(sum(LENGTHS), batch=1)
-    for state_of, borders, kind, message in (
-        (state, BORDERS, ValueError, r"state is .* on cpu; expected \(5, "),
-        (None, BORDERS.float(), TypeError, "int32 or int64"),
-        (None, BORDERS[:-1], ValueError, "from 0 to 76; expected 0 to 85"),
-        (None, BORDERS.flip(0), ValueError, "from 85 to 0"),
-    ):
-        with pytest.raises(kind, match=message):
-            gate_loop(q, k, v, a, state=state_of, cu_seqlens=borders)
-    two = case.draw(3)
-    with pytest.raises(ValueError, match="batch of 2"):
-        gate_loop(*two[:4], cu_seqlens=torch.tensor([0, 3]))
-
-
 def test_the_mode_is_chosen_for_all_sequences():
     """Alone, a single step of such heads runs in mode "recurrent", which has no kernels."""
     q, k, v, a = (torch.randn(1, 6, 2, size, dtype=torch.float64) for size in (3, 3, 2, 1))

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional
 
 from recurra.ops.gate_loop.reference import softmax_attention
 
@@ -87,33 +86,12 @@ def test_as_the_paper_writes_it():
     torch.testing.assert_close(y, scores.softmax(-1) @ v, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("gates", ["scalar", "vector"])
-def test_gates_of_one_are_attention(gates):
-    q, k, v, a = draw(70, 70, gates)
-    expected = functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
-    y = softmax_attention(q, k, v, torch.ones_like(a))
-    torch.testing.assert_close(y, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
-
-
 def test_complex_queries_keys_and_values():
     q, k, v, a = draw(20, 20, "complex vector")
     q, k, v = (torch.complex(x, x.flip(1)) for x in (q, k, v))
     y = softmax_attention(q, k, v, a)
     torch.testing.assert_close(y, by_the_equations(q, k, v, a), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(softmax_attention(q, k, v, a.abs()), by_the_equations(q, k, v, a.abs()))
-
-
-@pytest.mark.parametrize("gates", GATES)
-def test_a_stream_may_be_cut_anywhere(gates):
-    q, k, v, a = draw(90, 90, gates)
-    for window in (None, 7, 80):
-        whole, outputs, start = softmax_attention(q, k, v, a, window=window), [], 0
-        for stop in (1, 2, 30, 31, 90):
-            oldest = 0 if window is None else max(0, start - window + 1)
-            kept = [x[:, oldest:stop] for x in (k, v, a)]
-            outputs.append(softmax_attention(q[:, start:stop], *kept, window=window))
-            start = stop
-        torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("gates", GATES)
@@ -135,14 +113,6 @@ def test_products_that_underflow(gate):
     actual = differentiate(softmax_attention, [x.float() for x in (q, k, v, a)])
     for one, other in zip(actual, expected):
         assert (one - other).abs().max() < 1e-5 * other.abs().max()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_types_are_computed_in_float32(dtype):
-    inputs = [x.to(dtype) for x in draw(9, 12, "vector")]
-    y = softmax_attention(*inputs, window=7)
-    assert torch.equal(y, softmax_attention(*(x.float() for x in inputs), window=7).to(dtype))
-    assert y.dtype == dtype
 
 
 def test_autocast_changes_nothing():
@@ -185,19 +155,11 @@ def test_empty_input(shape):
     [
         ({"q": [1.0]}, TypeError, "q is a list; expected a torch.Tensor"),
         (
-            {"v": torch.ones(2, 4, 2, 3, dtype=torch.int64)},
-            TypeError,
-            r"v is int64 \(2, 4, 2, 3\) on cpu; expected floating",
-        ),
-        ({"k": torch.ones(2, 4, 3)}, ValueError, r"k is float32 \(2, 4, 3\) on cpu; expected \(B, L, H, d\)"),
-        (
             {"q": torch.ones(2, 5, 2, 3)},
             ValueError,
             r"q is float32 \(2, 5, 2, 3\) on cpu; expected at most 4 steps, those of k",
         ),
-        ({"v": torch.ones(2, 3, 2, 3)}, ValueError, r"v is float32 \(2, 3, 2, 3\) .*; expected \(2, 4, 2, 3\)"),
         ({"a": torch.ones(2, 4, 2, 2)}, ValueError, r"expected \(2, 4, 2, 1\) or \(2, 4, 2, 3\)"),
-        ({"k": torch.ones(2, 4, 1, 3)}, ValueError, r"k is float32 \(2, 4, 1, 3\) .*; expected \(2, 4, 2, 3\)"),
         ({"window": 0}, ValueError, "window is 0; expected at least 1"),
     ],
     ids=str,
