@@ -86,6 +86,18 @@ def test_another_modules_state(case, module):
             refuses(case, module, state._replace(layers=layers), error, word)
 
 
+def test_another_state_with_lengths(case, module):
+    if not case.takes_no_steps:
+        return
+    state = left_by(case, module)
+    mask, borders = torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 2, 6])
+    for wrong in (left_by(case, module, 3), tuple(state), changed(state, 0, lambda tensor: tensor[..., None])):
+        with pytest.raises((ValueError, TypeError), match=r"state.*; expected "):
+            module(case.draw(2, 3), wrong, mask=mask)
+        with pytest.raises((ValueError, TypeError), match=r"state.*; expected "):
+            module(case.draw(1, 6), wrong, cu_seqlens=borders)
+
+
 def test_a_state_may_lie_in_memory_anyhow(case, module):
     """Expanded, transposed or cut out of a larger tensor: strides and offsets do not matter."""
     x, state = case.draw(2, 5), states.select(left_by(case, module), torch.tensor([0, 0]))

@@ -94,3 +94,8 @@ def test_states_stay_float32_where_weights_are_bfloat16(case):
         exact = module.float()(x.float() if x.is_floating_point() else x)
         exact, _ = module(x.float() if x.is_floating_point() else x, exact[1])
     torch.testing.assert_close(y.float(), exact, rtol=0.2, atol=0.2)
+
+
+def test_bytes_are_counted(case, module):
+    _, state = module(case.draw(2, 6))
+    assert states.n_bytes(state) == sum(t.numel() * t.element_size() for t in states.tensors(state)) > 0

@@ -1,5 +1,6 @@
 """Rows of different lengths, padded or packed, come out as each would alone; later calls go on from where they are."""
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -200,3 +201,36 @@ def test_streams_at_different_places_are_selected(case, module):
     for index in (torch.tensor([2, 0]), torch.tensor([False, True, True]), slice(1, 2), slice(0)):
         part, _ = module(later[index], states.select(state, index))
         torch.testing.assert_close(part, whole[index], **CLOSE)
+
+
+def test_errors(case, module, monkeypatch):
+    # Bad input is to reach the library's own checks, which the run-time shape checks would forestall.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x = case.draw(2, 6)
+    mask, borders = torch.ones(2, 6, dtype=torch.bool), torch.tensor([0, 2, 6])
+    packed = case.draw(1, 6)
+    for length in (2, 3):
+        with pytest.raises(ValueError, match="streams; expected one for each of the 2"):
+            module(packed, module(case.draw(length + 1, 5))[1], cu_seqlens=borders)
+    for wrong, kind, message in (
+        ({"mask": mask, "cu_seqlens": borders}, ValueError, "both given"),
+        ({"mask": mask[:, :5]}, ValueError, r"\(2, 5\); expected \(B, L\) = \(2, 6\)"),
+        ({"mask": mask.long()}, TypeError, "int64 .* expected booleans"),
+        ({"cu_seqlens": borders}, ValueError, "a batch of 2"),
+        ({"reset": mask[:, :5]}, ValueError, r"reset is of shape \(2, 5\); expected \(B, L\) = \(2, 6\)"),
+        ({"reset": mask.long()}, TypeError, "reset is int64 .* expected booleans"),
+        ({"reset": mask, "mask": mask[:, :5]}, ValueError, "mask is of shape"),
+        ({"reset": mask, "cu_seqlens": borders}, ValueError, "reset and cu_seqlens are both given"),
+    ):
+        with pytest.raises(kind, match=message):
+            module(x, **wrong)
+    for wrong, kind, message in (
+        (borders.float(), TypeError, "float32; expected int32"),
+        (borders[None], ValueError, "shape"),
+        (borders[:1], ValueError, "shape"),
+        (torch.tensor([1, 2, 6]), ValueError, "from 1 to 6; expected 0 to 6"),
+        (torch.tensor([0, 2, 5]), ValueError, "from 0 to 5; expected 0 to 6"),
+        (torch.tensor([0, 4, 2, 6]), ValueError, "falls from 4 to 2 after sequence 1"),
+    ):
+        with pytest.raises(kind, match=message):
+            module(packed, cu_seqlens=wrong)

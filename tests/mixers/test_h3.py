@@ -1,5 +1,8 @@
 """H3 against its equations, one step and one number at a time."""
 
+import cmath
+import math
+
 import pytest
 import torch
 
@@ -42,3 +45,43 @@ def test_outputs_state_and_gradients_are_the_papers(head_dim, length):
     wanted = torch.autograd.grad((weights[0] * expected).sum() + h.abs().square().sum(), leaves)
     for one, other in zip(found, wanted):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_a_mode_is_the_exponential_of_its_step():
+    """The reference above and the layer share torch.exp; this is Python's own."""
+    layer = H3(D_MODEL, d_state=2).double()
+    eigenvalue = complex(-0.5, float(layer.frequency[1, 0].detach()))
+    a = cmath.exp(math.exp(float(layer.log_step[1].detach())) * eigenvalue)
+    assert abs(complex(layer.ssm().a[1, 0].detach()) - a) < 1e-7
+
+
+def test_the_state_has_the_last_keys():
+    layer = H3(D_MODEL, d_state=6).double()
+    x = torch.randn(2, 9, D_MODEL, dtype=torch.float64)
+    _, state = layer(x)
+    torch.testing.assert_close(state.shift, layer.qkv(x)[:, -5:, D_MODEL : 2 * D_MODEL])
+
+
+def test_it_recalls_the_value_that_followed_a_key():
+    """The paper's reason for it: a shift of one step and a sum without decay are an associative memory."""
+    layer = H3(4, d_state=2, head_dim=4).double()
+    eye = torch.eye(4, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        layer.qkv.weight.copy_(eye.repeat(3, 1))
+        layer.shift.weight[:, 0, 0] = 1  # the key of the step before
+        layer.log_decay.fill_(-60)
+        layer.frequency.fill_(1e-30)
+        layer.output_weights[..., 0] = 0.5
+        layer.output_projection.weight.copy_(eye)
+    letters = [0, 3, 1, 2, 0]  # 3 followed 0
+    y, _ = layer(eye[letters][None])
+    torch.testing.assert_close(y[0, -1], eye[3], rtol=1e-9, atol=1e-9)
+
+
+def test_heads_of_one_channel_multiply_elementwise():
+    """With d heads of size 1 the products are D numbers, with one head of size D they are D^2."""
+    assert H3(D_MODEL, d_state=6).initial_state(2).h.shape == (2, 4, 3)
+    assert H3(D_MODEL, d_state=6, head_dim=4).initial_state(2).h.shape == (2, 16, 3)
+    assert len(H3(D_MODEL, head_dim=2).transition_parameters()) == 3

@@ -8,6 +8,8 @@ from recurra.models.compact_recurrent_transformer import CompactRecurrentTransfo
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.ops.cells.orthogonal import Cayley
 
+ABLATIONS = [("gru", "rnn-gru"), ("ncgru", "rnn-ncgru"), ("gru", "relative"), ("none", "rnn-gru"), ("none", "relative")]
+
 
 def small(**options) -> CompactRecurrentTransformerConfig:
     defaults = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.0}
@@ -50,6 +52,51 @@ def test_one_layer_computes_the_equations():
     torch.testing.assert_close(model(tokens)[0], by_the_equations(model, tokens), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(("memory", "position"), ABLATIONS)
+def test_a_cut_gives_the_whole(memory, position):
+    model, tokens = make(memory, position), torch.randint(13, (2, 17))
+    whole, last = model(tokens)
+    state, outputs = None, []
+    for piece in tokens.split([3, 7, 1, 6], 1):
+        y, state = model(piece, state)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=1e-10, atol=1e-10)
+    assert state.position == last.position == 2
+    for one, other in zip(states.tensors(state), states.tensors(last)):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_reach_the_first_segment_through_the_memory_alone():
+    """The loss of the third segment trains on the first one, as much as one pass over all three says."""
+    model, tokens = make(), torch.randint(13, (2, 15))
+    targets = torch.randint(13, (2, 5))
+    first, second, third = tokens.split(5, 1)
+
+    def gradient(detach: bool) -> torch.Tensor:
+        model.zero_grad()
+        embedded = []
+        hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+        state = None
+        for segment in (first, second):
+            _, state = model(segment, state)
+            state = states.detach(state) if detach else state
+        losses, _ = model.loss(third, targets, state)
+        hook.remove()
+        return torch.autograd.grad(losses.sum(), embedded[0], allow_unused=True)[0]
+
+    through = gradient(detach=False)
+    assert through.abs().sum() > 0
+    assert gradient(detach=True) is None
+
+    embedded = []
+    hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+    ignored = torch.full((2, 10), -100)
+    losses, _ = model.loss(tokens, torch.cat([ignored, targets], 1))
+    hook.remove()
+    (at_once,) = torch.autograd.grad(losses.sum(), embedded[0])
+    torch.testing.assert_close(through, at_once[:, : first.shape[1]], rtol=1e-9, atol=1e-12)
+
+
 def test_without_memory_and_with_relative_attention_it_is_the_transformer():
     model = make("none", "relative")
     shape = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.0}
@@ -67,12 +114,26 @@ def test_position_start_is_where_the_position_rnn_starts():
     assert not torch.allclose(model(tokens)[0][:, 5:], zero(tokens)[0][:, 5:])
 
 
+def test_loss_is_the_logits_likelihood():
+    model, tokens, targets = make(), torch.randint(13, (2, 12)), torch.randint(13, (2, 12))
+    logits, _ = model(tokens)
+    losses, _ = model.loss(tokens, targets)
+    torch.testing.assert_close(losses, -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"segment_length": 0}, "segment_length is 0"),
         ({"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
+        ({"position": "sinusoid"}, "position is 'sinusoid'; expected one of relative, rnn-gru, rnn-ncgru"),
+        ({"position_start": "one"}, "position_start is 'one'"),
         ({"position": "relative", "position_start": "zero"}, "position_start is 'zero'; expected 'memory' with"),
+        ({"norm": "none"}, "norm is 'none'"),
+        ({"dropout": 1.5}, "dropout is 1.5"),
+        ({"cutoffs": [5, 3]}, "cutoffs"),
         ({"cutoffs": [20]}, "cutoffs"),
+        ({"n_layer": 0}, "n_layer is 0"),
     ],
 )
 def test_impossible_shapes_are_refused(options, message):

@@ -8,9 +8,11 @@ import copy
 import pytest
 import torch
 
+from recurra import state as states
 from recurra.video.crvit import (
     CompactRecurrentViT,
     CompactRecurrentViTConfig,
+    CompactRecurrentViTState,
     load_timesformer,
 )
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
@@ -19,6 +21,7 @@ SIZES = {"n_classes": 5, "n_frames": 3, "image_size": 8, "patch_size": 4, "n_lay
 SHAPE = {**SIZES, "n_heads": 3, "d_channel_mixing": 20, "drop_path": 0.0}
 FRAMES, EDGE, PATCHES = 3, 2, 4
 KINDS = [("gru", "per_patch"), ("ncgru", "per_patch"), ("gru", "pooled"), ("ncgru", "pooled")]
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def moved(model):
@@ -103,6 +106,67 @@ def test_it_computes_the_equations(cell, memory):
     assert state.started.tolist() == [1.0, 1.0]
 
 
+def test_streams_of_a_batch_may_be_at_different_points():
+    model, clip = make(), draw(2, 2)
+    first, second = clip.split(FRAMES, 1)
+    whole, _ = model(clip)
+    fresh, _ = model(second)
+    _, state = model(first)
+    mixed = CompactRecurrentViTState(*(torch.cat([torch.zeros_like(tensor[:1]), tensor[1:]]) for tensor in state))
+    logits, after = model(second, mixed)
+    torch.testing.assert_close(logits[0, 0], fresh[0, 0], **CLOSE)
+    torch.testing.assert_close(logits[1, 0], whole[1, 1], **CLOSE)
+    assert after.started.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("part", ["memory", "class_token"])
+def test_both_parts_of_the_state_are_heard_and_pass_gradients(part):
+    model, clip = make(), draw(1, 2)
+    first, second = clip.split(FRAMES, 1)
+    leaf = first.clone().requires_grad_()
+    _, state = model(leaf)
+    detached = states.detach(state)
+    logits, _ = model(second, detached._replace(**{part: getattr(state, part)}))
+    logits.square().sum().backward()
+    assert leaf.grad.any()
+    changed, _ = model(second, detached._replace(**{part: getattr(detached, part).flip(-1)}))
+    assert not torch.allclose(changed, logits)
+
+
+def test_the_memory_is_heard_in_time_attention_only():
+    model, clip = make(), draw(1, 2)
+    first, second = clip.split(FRAMES, 1)
+    _, state = model(first)
+    with torch.no_grad():
+        for block in model.encoder.blocks:
+            block.time_projection.weight.zero_()
+    other = state._replace(memory=torch.randn_like(state.memory))
+    assert torch.equal(model(second, state)[0], model(second, other)[0])
+
+
+def test_losses_are_those_of_every_segment():
+    model, clip, targets = make(), draw(), torch.tensor([[1, -100, 2], [-100, 0, 4]])
+    losses, state = model.loss(clip[:, : 2 * FRAMES], targets[:, :2])
+    last, _ = model.loss(clip[:, 2 * FRAMES :], targets[:, 2:], state)
+    log_p = model(clip)[0].log_softmax(-1)
+    for row in range(2):
+        for segment, loss in enumerate((*losses[row], last[row, 0])):
+            target = targets[row, segment]
+            assert loss.item() == pytest.approx(0.0 if target < 0 else -log_p[row, segment, target].item())
+
+
+def test_a_new_model_trains():
+    """The projections after time attention start as zeros, so gradients reach the memory after one update."""
+    model = CompactRecurrentViT(CompactRecurrentViTConfig(**SHAPE)).double()
+    clip, targets = draw(2, 2), torch.tensor([[0, 1], [2, 3]])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.loss(clip, targets)[0].mean().backward()
+        optimizer.step()
+    assert all(parameter.grad.any() for parameter in model.parameters())
+
+
 def timesformer(**options) -> TimeSformer:
     return moved(TimeSformer(TimeSformerConfig(**{**SHAPE, **options})).double())
 
@@ -137,3 +201,16 @@ def test_weights_that_are_no_timesformer_s_are_refused_by_name():
 def test_clips_of_broken_segments_are_refused(frames):
     with pytest.raises(ValueError, match=f"clip is {frames} frames long; expected one or more whole segments"):
         make()(draw()[:, :frames])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cell": "lstm"}, "cell is 'lstm'; expected one of gru, ncgru"),
+        ({"memory": "none"}, "memory is 'none'; expected one of per_patch, pooled"),
+        ({"image_size": 10}, "patch_size is 4; expected a divisor of image_size = 10"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)

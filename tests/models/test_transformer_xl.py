@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from recurra import state as states
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 VOCABULARY = 11
@@ -37,12 +38,61 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
+def results(model, x, pieces, state):
+    """Losses, logits, last state, and the gradients of a loss over the first and the last, entering state included."""
+    leaves = [*model.parameters(), *states.tensors(state)]
+    logits, losses, with_loss = [], [], state
+    for piece in x.split(pieces, 1):
+        y, state = model(piece, state)
+        loss, with_loss = model.loss(piece, piece.flip(0), with_loss)
+        logits.append(y)
+        losses.append(loss)
+    assert all(torch.equal(one, other) for one, other in zip(states.tensors(state), states.tensors(with_loss)))
+    flat = [torch.cat(logits, 1), torch.cat(losses, 1), *states.tensors(state)]
+    weights = torch.Generator().manual_seed(1)
+    total = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum() for t in flat)
+    return flat, torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize(("pieces", "before"), [([3, 9, 0, 2, 1, 5], 3), ([1, 1, 4, 2, 9], 0)])
+@pytest.mark.parametrize("variant", ["transformer", "same-length", "untied"])  # tests/contracts has the others
+def test_any_cut_gives_the_whole(variant, pieces, before):
+    torch.manual_seed(0)
+    model, x, state = build(**VARIANTS[variant]), tokens(2, sum(pieces)), None
+    if before:
+        _, state = model(tokens(2, before))
+        state = states.map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(), state)
+    whole, cut = results(model, x, [sum(pieces)], state), results(model, x, pieces, state)
+    for one, other in zip((*cut[0], *cut[1]), (*whole[0], *whole[1])):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
 def test_the_loss_is_that_of_the_logits(model):
     x, targets = tokens(3, 10), tokens(3, 10)
     targets[1, 4:8] = -100
     losses, _ = model.loss(x, targets)
     chosen = model(x)[0].log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     torch.testing.assert_close(losses, -chosen * (targets >= 0), rtol=1e-10, atol=1e-12)
+
+
+def test_no_gradient_between_segments(model):
+    x = torch.arange(8).expand(2, -1)  # all different: gradients of the embedding tell the steps apart
+    untied = build(**{**vars_of(model), "tie_embeddings": False})
+    untied.loss(x, torch.where(x < 4, -100, x))[0].sum().backward()
+    reached = torch.cat([table.grad.abs().sum(1) for table in untied.embedding.tables]).nonzero().flatten()
+    assert reached.tolist() == [4, 5, 6, 7]
+
+
+def vars_of(model):
+    return {name: value for name, value in vars(model.config).items() if name != "vocab_size"}
+
+
+def test_the_memory_matters_unless_there_is_none():
+    x = tokens(2, 8)
+    for mem_len in (0, 1, 6):
+        model = build(mem_len=mem_len)
+        carried, alone = model(x)[0][:, 4:], model(x[:, 4:])[0]
+        assert torch.allclose(carried, alone, rtol=1e-10, atol=1e-12) == (mem_len == 0)
 
 
 def test_other_lengths_with_the_same_weights():
@@ -104,10 +154,34 @@ def test_locked_dropout_is_the_same_at_every_step():
         assert not torch.allclose(y[0], y[1])
 
 
+def test_states_are_float32_under_autocast():
+    x = tokens(2, 11)
+    for variant, logits in (("plain", torch.bfloat16), ("adaptive-divided", torch.float32)):
+        model = build(**VARIANTS[variant]).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            y, state = model(x, model(x)[1])
+            losses, _ = model.loss(x, x)
+        assert (y.dtype, losses.dtype) == (logits, torch.float32)
+        assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
+        torch.testing.assert_close(losses, model.loss(x, x)[0], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY])
+def test_ids_outside_the_vocabulary_are_refused(model, wrong):
+    x, bad = tokens(1, 2), torch.tensor([[0, wrong]])
+    with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}; expected ids from 0 to 10"):
+        model(bad)
+    with pytest.raises(IndexError, match=f"targets is a tensor with the id {wrong}"):
+        model.loss(x, bad)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"segment_length": 0}, "segment_length is 0"),
         ({"mem_len": -1}, "mem_len is -1"),
+        ({"clamp_len": 0}, "clamp_len is 0"),
+        ({"d_embedding": 0}, "d_embedding is 0; expected at least 1"),
         ({"mem_len": 0, "same_length": True}, "same_length"),
         ({"cutoffs": [7, 4]}, r"cutoffs is \[7, 4\]"),
         ({"cutoffs": [4, 11]}, r"cutoffs is \[4, 11\]"),
@@ -116,6 +190,10 @@ def test_locked_dropout_is_the_same_at_every_step():
             r"tie_projections is \[True\]; expected one entry for each of the 2 clusters",
         ),
         ({"norm": "sideways"}, "norm is 'sideways'; expected one of post, pre"),
+        ({"dropout_over_time": "never"}, "dropout_over_time is 'never'; expected one of independent, locked"),
+        ({"n_layer": 0}, "n_layer is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
     ],
 )
 def test_impossible_shapes_are_refused(options, message):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recurra.ops.cells.gru import GRUCell
 
@@ -56,11 +58,65 @@ def test_one_step_is_equation_4(cell, x, h):
     torch.testing.assert_close(cell(x, h), expected, **CLOSE)
 
 
+def test_torch_gru_is_another_cell(cell, x, h):
+    assert (torch_step(cell, x, h) - cell(x, h)).abs().max() > 1e-2
+
+
+def test_torch_gru_is_the_cell_with_an_open_reset_gate(cell, x, h):
+    """r = 1 hides the difference, so the weights are the right ones."""
+    with torch.no_grad():
+        cell.reset.bias.fill_(1e3)
+    torch.testing.assert_close(torch_step(cell, x, h), cell(x, h), **CLOSE)
+
+
 def test_torch_gru_is_the_formula_with_the_reset_after_the_product(cell, x, h):
     weights = cell.recurrent_weights()
     r, u, _ = cell.gates(cell.project(x), h, weights)
     after = torch.tanh(x @ cell.candidate.input.T + r * (h @ cell.candidate.recurrent.T) + cell.candidate.bias)
     torch.testing.assert_close(torch_step(cell, x, h), (1 - u) * h + u * after, **CLOSE)
+
+
+def test_a_diagonal_candidate_matrix_does_not_care_where_the_reset_is(cell, x, h):
+    with torch.no_grad():
+        cell.candidate_weight.copy_(torch.diag(torch.randn(5, dtype=torch.float64)))
+    torch.testing.assert_close(torch_step(cell, x, h), cell(x, h), **CLOSE)
+
+
+def test_named_weights_share_memory_with_the_parameters(cell):
+    for row in (cell.reset, cell.update, cell.candidate):
+        assert [tuple(w.shape) for w in row] == [(5, 3), (5, 5), (5,)]
+        with torch.no_grad():
+            for weight in row:
+                weight.zero_()
+    assert all(not parameter.any() for parameter in cell.parameters())
+
+
+def test_projecting_many_steps_is_projecting_each(cell):
+    x = torch.randn(2, 7, 3, dtype=torch.float64)
+    torch.testing.assert_close(cell.project(x)[:, 4], cell.project(x[:, 4]), **CLOSE)
+
+
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 5.0, 30.0]))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_gradient_stays_below_its_bound(seed, scale):
+    """||dh_t / dh_{t-1}|| <= alpha + beta ||U_c||, eq. (5)-(9), from the named weights and gates."""
+    torch.manual_seed(seed)
+    cell = GRUCell(3, 5).double()
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.mul_(scale)
+    x, h = torch.randn(1, 3, dtype=torch.float64), torch.randn(1, 5, dtype=torch.float64).tanh()
+    jacobian = torch.autograd.functional.jacobian(lambda h: cell(x, h), h)[0, :, 0]
+    r, u, c = (gate.detach() for gate in cell.gates(cell.project(x), h, cell.recurrent_weights()))
+
+    def norm(matrix):
+        return torch.linalg.matrix_norm(matrix.detach(), 2)
+
+    delta_r, delta_u = (r * (1 - r)).max(), (u * (1 - u)).max()
+    alpha = delta_u * (h.abs().max() + c.abs().max()) * norm(cell.update.recurrent) + (1 - u).max()
+    beta = u.max() * (delta_r * norm(cell.reset.recurrent) * h.abs().max() + r.max())
+    assert norm(jacobian) <= alpha + beta * norm(cell.candidate.recurrent) + 1e-12
+    assert max(delta_r, delta_u) <= 0.25
 
 
 def test_gradients(cell, x, h):
@@ -105,3 +161,25 @@ def test_the_state_stays_float32_under_autocast():
         cell.update.bias.fill_(-1e3)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(cell(x, h), h)
+
+
+@pytest.mark.parametrize(("sizes", "name"), [((0, 4), "input_size is 0"), ((4, -1), "hidden_size is -1")])
+def test_sizes_are_positive(sizes, name):
+    with pytest.raises(ValueError, match=name):
+        GRUCell(*sizes)
+
+
+def test_wrong_channels_are_named(cell, x, h):
+    with pytest.raises(ValueError, match=r"x is float64 \(4, 2\) on cpu; expected 3 channels, the cell's input_size"):
+        cell(x[:, :2], h)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_state_of_another_batch_is_refused(cell, h, rows):
+    with pytest.raises(ValueError, match=rf"h is float64 \({rows}, 5\) on cpu; expected .*\(4, 5\)"):
+        cell.entering(h[:rows], 4)
+
+
+def test_a_state_of_another_size_is_refused(cell, x, h):
+    with pytest.raises(ValueError, match=r"h is float64 \(4, 4\)"):
+        cell(x, h[:, :4])

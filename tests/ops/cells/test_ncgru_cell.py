@@ -55,6 +55,36 @@ def test_orthogonal_through_hundreds_of_steps(neumann):
     assert exact < 100  # the series was used, not only exact inverses
 
 
+def test_both_ways_learn_the_same():
+    results = []
+    for neumann in (None, Neumann()):
+        torch.manual_seed(5)
+        cell = NCGRUCell(4, 16, rho=3, neumann=neumann).double()
+        train(cell, 30)
+        results.append(cell.candidate_weight.detach())
+        assert float(cell.cayley_error()) < 1e-5
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_errors_are_reported():
+    cell = NCGRUCell(4, 16, neumann=Neumann(order=1, tolerance=1e-2))
+    train(cell, 10, 1e-3)
+    assert 1e-6 < float(cell.cayley_error()) <= 2e-2
+    assert 1e-7 < float(cell.orthogonality_error()) <= 4e-2
+    assert NCGRUCell(4, 16).double().cayley_error() == 0
+
+
+def test_the_parameters_are_the_triangle_of_a():
+    cell = NCGRUCell(3, 6)
+    shapes = {name: tuple(parameter.shape) for name, parameter in cell.named_parameters()}
+    assert shapes == {
+        "input_weight": (18, 3),
+        "bias": (18,),
+        "gate_weight": (12, 6),
+        "parametrizations.candidate_weight.original": (15,),
+    }
+
+
 @pytest.mark.parametrize(("rho", "negative"), [(None, 2), (0, 0), (17, 17), (40, 40)])
 def test_rho_counts_the_negative_signs(rho, negative):
     cell = NCGRUCell(2, 40, rho=rho)
@@ -107,6 +137,15 @@ def test_built_without_memory_and_loaded(neumann):
 
 
 @BOTH
+def test_orthogonal_under_autocast(neumann):
+    cell = NCGRUCell(4, 16, neumann=neumann)
+    with torch.autocast("cpu", torch.bfloat16):
+        train(cell, 20)
+        assert float(cell.orthogonality_error()) < 1e-5
+    assert cell.candidate_weight.dtype == torch.float32
+
+
+@BOTH
 def test_gradients(neumann):
     neumann = neumann and Neumann(tolerance=1e-14)
     cell = NCGRUCell(2, 4, rho=1, neumann=neumann).double()
@@ -119,3 +158,14 @@ def test_gradients(neumann):
     inputs = (x.requires_grad_(), h.requires_grad_(), *parameters.values())
     assert torch.autograd.gradcheck(run, inputs)
     assert torch.autograd.gradgradcheck(run, inputs)
+
+
+@pytest.mark.parametrize("rho", [-1, 7])
+def test_rho_out_of_range(rho):
+    with pytest.raises(ValueError, match=f"rho is {rho}"):
+        NCGRUCell(3, 6, rho=rho)
+
+
+def test_sizes_are_positive():
+    with pytest.raises(ValueError, match="hidden_size is 0"):
+        NCGRUCell(3, 0)

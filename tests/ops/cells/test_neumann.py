@@ -67,10 +67,29 @@ def test_the_error_keeps_to_its_tolerance(tolerance, step):
     assert 1 < sum(exact) < 60
 
 
+def test_a_shorter_series_needs_more_exact_inverses():
+    counts = {}
+    for order in (1, 3, 6):
+        torch.manual_seed(0)
+        cayley = make(Neumann(order=order, refresh_interval=10**6, tolerance=1e-6))
+        counts[order] = sum(was_exact for *_, was_exact in drifting(cayley, 60))
+    assert counts[1] > counts[3] > counts[6]
+
+
 def test_the_refresh_interval():
     cayley = make(Neumann(order=4, refresh_interval=7, tolerance=1.0))
     exact = [was_exact for *_, was_exact in drifting(cayley, 22, step=1e-6)]
     assert [update for update, was_exact in enumerate(exact) if was_exact] == [0, 7, 14, 21]
+
+
+def test_calls_do_not_count_updates_do():
+    """The transform depends on how A changed, not on how often it was called."""
+    cayley = make(Neumann(order=2, refresh_interval=3, tolerance=1e-2))
+    often = copy.deepcopy(cayley)
+    for entries, u, _ in drifting(cayley, 12):
+        for _ in range(4):
+            assert torch.equal(often(entries), u)
+        assert int(often.age) == int(cayley.age)
 
 
 def test_gradients_are_those_of_the_exact_transform():
@@ -107,6 +126,20 @@ def test_an_earlier_graph_survives_later_updates():
     assert torch.equal(torch.autograd.grad(u.square().sum() + u[0, 1], entries)[0], expected)
 
 
+def test_a_jump_of_the_weights_is_seen():
+    cayley = make(Neumann())
+    for scale in (1.0, 100.0, 0.0):
+        entries = random_entries(scale)
+        torch.testing.assert_close(cayley(entries), Cayley(SIZE, 3)(entries), rtol=1e-12, atol=1e-12)
+
+
+def test_nan_travels_and_does_not_stay():
+    cayley = make(Neumann())
+    entries = random_entries()
+    assert cayley(entries * math.nan).isnan().all()
+    torch.testing.assert_close(cayley(entries), Cayley(SIZE, 3)(entries), rtol=1e-12, atol=1e-12)
+
+
 def test_saved_and_loaded_it_goes_on_as_before(tmp_path):
     """Bit for bit, even across later exact inverses."""
     torch.manual_seed(3)
@@ -123,6 +156,37 @@ def test_saved_and_loaded_it_goes_on_as_before(tmp_path):
         assert torch.equal(other(entries), u)
         assert torch.equal(twin(entries), u)
     assert all(torch.equal(one, two) for one, two in zip(other.buffers(), cayley.buffers()))
+
+
+def test_what_is_kept_is_computed_anew_after_a_load():
+    cayley, other = make(Neumann()), make(Neumann())
+    entries = random_entries()
+    cayley(entries)
+    other(random_entries())
+    with torch.no_grad():  # wrong on purpose, because it must not be used
+        other.inverse.fill_(7.0)
+        other.current.fill_(7.0)
+    other.load_state_dict(cayley.state_dict())
+    torch.testing.assert_close(other(entries), Cayley(SIZE, 3)(entries), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("loaded", ["reference", "latest"])
+def test_half_a_state_is_not_believed(loaded):
+    cayley, other = make(Neumann()), make(Neumann())
+    mine, its = random_entries(), random_entries()
+    cayley(its)
+    other(mine)
+    other.load_state_dict({loaded: cayley.state_dict()[loaded]}, strict=False)
+    for entries in (mine, its):
+        torch.testing.assert_close(other(entries), Cayley(SIZE, 3)(entries), rtol=1e-6, atol=1e-6)
+
+
+def test_a_change_of_type_leaves_no_rounding_behind():
+    cayley = make(Neumann(), torch.float32)
+    entries = random_entries(dtype=torch.float32)
+    cayley(entries)
+    u = cayley.double()(entries.double())
+    torch.testing.assert_close(u, Cayley(SIZE, 3)(entries.double()), rtol=1e-13, atol=1e-14)
 
 
 def test_processes_share_all_that_is_kept():
@@ -149,6 +213,15 @@ def test_autocast_does_not_reach_it():
 def test_short_types_are_refused(dtype):
     with pytest.raises(TypeError, match="expected float32 or float64: use the exact inverse"):
         make(Neumann(), dtype)(random_entries(dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "options", [{"order": 0}, {"refresh_interval": 0}, {"tolerance": 0.0}, {"tolerance": math.nan}]
+)
+def test_impossible_settings_are_named(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is"):
+        Neumann(**options)
 
 
 def test_the_operator_is_sound():

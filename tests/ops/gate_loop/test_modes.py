@@ -6,6 +6,7 @@ from torch.autograd import gradgradcheck
 
 from recurra import gate_loop
 from recurra.ops.gate_loop import operator
+from recurra.ops.gate_loop.reference import segment_products
 
 LENGTHS = (1, 2, 17, 64, 130)  # blocks have 16 or 32 steps, chunks 64: the first, one between and the last
 PLAIN = {
@@ -85,6 +86,13 @@ def test_attention_as_the_paper_writes_it(mode):
     torch.testing.assert_close(y[:, :, 0], scores.tril() @ v[:, :, 0].to(scores.dtype), rtol=1e-10, atol=1e-10)
 
 
+def test_without_a_state_it_starts_from_zeros(case):
+    inputs = case.draw(9)
+    for mode, backend in modes_for(inputs).values():
+        expected = gate_loop(*inputs[:4], state=torch.zeros_like(inputs.state), mode=mode, backend=backend)
+        torch.testing.assert_close(gate_loop(*inputs[:4], mode=mode, backend=backend), expected, rtol=0, atol=0)
+
+
 def test_a_stream_may_be_cut_anywhere(case):
     """Outputs, last state and gradients, with a different mode for each piece."""
     inputs = case.draw(41)
@@ -129,6 +137,36 @@ def test_tiny_gates(case, gate):
         assert_near(actual, expected, 1e-5, name)
 
 
+def test_tiny_gates_beside_others(case):
+    """After a drop by 1e-30 the old state can come back: transitions above 1 lift it again."""
+    inputs = case.draw(12)
+    inputs.a[:, 2] *= 1e-30
+    inputs.a[:, 5] *= 1e-12
+    inputs.a[:, 7:11] *= 1e10
+    expected = run(inputs, "recurrent")
+    for name, (mode, backend) in modes_for(inputs).items():
+        assert_near(run(inputs, mode, backend), expected, 1e-10, name)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.3])
+def test_gates_of_magnitude_one_and_above(case, scale):
+    inputs = case.draw(40)
+    inputs = inputs._replace(a=inputs.a / inputs.a.abs() * scale)
+    expected = run(inputs, "recurrent")
+    for name, (mode, backend) in modes_for(inputs).items():
+        assert_near(run(inputs, mode, backend), expected, 1e-10, name)
+
+
+def test_products_that_underflow_over_a_long_sequence():
+    """Pi_n of the paper is 0 in float64 after a few hundred steps of 0.1; neighbours still see each other."""
+    q, k, v = torch.randn(3, 1, 500, 2, 1, dtype=torch.float64)
+    a = torch.full_like(q, 0.1)
+    assert a.prod() == 0
+    for mode in ("attention", "chunk"):
+        y, _ = gate_loop(q, k, v, a, mode=mode)
+        torch.testing.assert_close(y, gate_loop(q, k, v, a, mode="recurrent")[0], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("d_a", [1, 3])
 def test_chunks_keep_neighbours_apart_by_gates_of_a_millionth(d_a):
     """Over a chunk these transitions multiply to 1e-384, which no float holds; neighbours still see each other."""
@@ -160,6 +198,26 @@ def test_auto_takes_what_was_measured_as_the_fastest(length, d_qk, d_v, in_torch
         assert operator._choose_mode("fused", q, q, v, a.cfloat()) == "fused"
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_auto_takes_any_backend_for_a_single_step(size):
+    q, k, v = torch.randn(3, 2, 1, 2, size, dtype=torch.float64)
+    a, h = torch.rand(2, 1, 2, 1, dtype=torch.float64), torch.randn(2, 2, size, size, dtype=torch.float64)
+    y, last = gate_loop(q, k, v, a, state=h, backend="numba")
+    expected, expected_last = gate_loop(q, k, v, a, state=h, mode="recurrent")
+    torch.testing.assert_close(y, expected, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(last, expected_last, rtol=1e-14, atol=1e-14)
+
+
+def test_segment_products():
+    a = torch.randn(2, 5, 3, dtype=torch.float64)
+    a[0, 2, 1] = 0
+    products = segment_products(a)
+    for i in range(5):
+        for j in range(5):
+            expected = a[:, j + 1 : i + 1].prod(1) if i >= j else torch.zeros(2, 3, dtype=torch.float64)
+            torch.testing.assert_close(products[:, i, j], expected, rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused"])
 @pytest.mark.parametrize("name", ["max-headed, real", "max-headed, complex gates", "complex vector gates"])
 def test_second_derivatives_by_differences(mode, name, cases):
@@ -167,6 +225,21 @@ def test_second_derivatives_by_differences(mode, name, cases):
         mode = "auto"
     inputs = [x.requires_grad_() for x in cases[name]._replace(heads=1, d_v=1).draw(2, batch=1)]
     assert gradgradcheck(lambda q, k, v, a, state: gate_loop(q, k, v, a, state=state, mode=mode), inputs)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused"])
+def test_the_same_tensor_in_several_places(mode):
+    """x as q, k and v, and transitions computed from it, differentiated twice."""
+
+    def gradients(mode):
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(1, 6, 2, 1).requires_grad_()
+        y, state = gate_loop(x, x, 2 * x, torch.polar(torch.sigmoid(x), x), mode=mode)
+        y, state = gate_loop(x, x, y.real, torch.sigmoid(x), state=state, mode=mode)
+        (first,) = torch.autograd.grad(y.abs().square().sum() + state.abs().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return first.detach(), second
+
+    torch.testing.assert_close(gradients(mode), gradients("recurrent"), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -223,6 +296,22 @@ def test_conjugated_input(case):
         assert_near(run(conjugated, mode, backend), run(straight, "recurrent"), 1e-11, name)
 
 
+def test_auto_takes_the_fastest_mode_that_applies(monkeypatch):
+    taken = []
+    for name in list(operator._MODES):
+        original = operator._MODES[name]
+        spy = lambda *arguments, name=name, original=original: taken.append(name) or original(*arguments)  # noqa: E731
+        monkeypatch.setitem(operator._MODES, name, spy)
+    ones, wide = torch.ones(1, 4, 2, 1), torch.ones(1, 4, 2, 3)
+    gate_loop(ones, ones, ones, ones)
+    gate_loop(ones, ones, ones, ones + 0j)
+    gate_loop(ones + 0j, ones, ones, ones)
+    gate_loop(wide, wide, wide, ones)
+    gate_loop(wide[:, :1], wide[:, :1], wide[:, :1], ones[:, :1])
+    gate_loop(ones[:, :1], ones[:, :1], ones[:, :1], ones[:, :1])
+    assert taken == ["fused", "scan", "scan", "chunk", "recurrent", "fused"]
+
+
 @pytest.mark.parametrize("mode", ["scan", "chunk", "attention"])
 def test_autocast_does_not_reach_inside(mode):
     torch.manual_seed(0)
@@ -233,3 +322,10 @@ def test_autocast_does_not_reach_inside(mode):
         under = gate_loop(q, k, v, a, mode=mode)
     assert torch.equal(under[0], y)
     assert torch.equal(under[1], last)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention"])
+def test_the_last_state_keeps_no_other_alive(mode):
+    q, k, v = torch.randn(3, 1, 70, 2, 4)
+    _, last = gate_loop(q, k, v, torch.rand(1, 70, 2, 1), mode=mode)
+    assert last.untyped_storage().nbytes() == last.numel() * last.element_size()
