@@ -9,8 +9,7 @@ from benchmarks.table import Row
 from benchmarks.timing import interleaved, median_ratio
 from recurra.mixers.rnn import RNN
 from recurra.ops.cells.gru import GRUCell
-from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Neumann
+from recurra.ops.cells.orthogonal import NCGRUCell, Neumann
 
 SHAPES = ((60, 70, 380), (10, 140, 380))
 """(B, L, D): the memory RNN over a Penn Treebank segment (CRT Table 2); a window of recipes/ptb/three-layers.yaml."""

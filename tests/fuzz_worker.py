@@ -15,7 +15,7 @@ from recurra.decoding._products import rounded
 from recurra.decoding.linear import _decoding_linear, _from_int4, _to_int4, _to_panels, _to_quads
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.ops.cells.gru import GRUCell
-from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import NCGRUCell
 from recurra.ops.gate_loop.fused import Planes
 from recurra.ops.gate_loop.operator import gate_loop_real_part
 from recurra.ops.scan.reference import linear_scan_reference

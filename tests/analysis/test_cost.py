@@ -12,8 +12,7 @@ from recurra.models.compact_recurrent_transformer import CompactRecurrentTransfo
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
-from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Neumann
+from recurra.ops.cells.orthogonal import NCGRUCell, Neumann
 
 V, N, D, HEADS, D_HEAD, FF = 11, 5, 8, 3, 5, 7
 C = HEADS * D_HEAD

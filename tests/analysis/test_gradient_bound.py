@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recurra.analysis.gradient_flow import _log10_powers, _log10_products, a_priori_step_bound, step_bound
 from recurra.ops.cells.gru import GRUCell
-from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import NCGRUCell
 
 
 def step_norms(cell: GRUCell, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import recurra
 from recurra.mixers.rnn import RNN
 from recurra.models.registry import DataSizes, VideoSizes, find_model, list_models
 from recurra.ops.cells.gru import GRUCell
-from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import NCGRUCell
 
 DEVICE = os.environ.get("RECURRA_TEST_DEVICE")
 """Where modules and inputs are made, as in RECURRA_TEST_DEVICE=cuda; without it, on the CPU."""

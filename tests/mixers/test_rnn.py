@@ -7,8 +7,7 @@ import torch
 
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.ops.cells.gru import GRUCell
-from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Neumann
+from recurra.ops.cells.orthogonal import NCGRUCell, Neumann
 
 CELLS = {
     "gru": lambda: GRUCell(3, 5),

@@ -32,7 +32,7 @@ from recurra.models.compact_recurrent_transformer import (
     RNNMemory,
 )
 from recurra.ops.cells.gru import GRUCell
-from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import NCGRUCell
 from recurra.state import map_tensors
 
 _ROWS = 64

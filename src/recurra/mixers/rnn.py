@@ -22,7 +22,7 @@ class RNN(Mixer):
     The products with x are one matrix product for all steps; what the steps share is made once per call.
 
     Args:
-        cell: `recurra.ops.cells.gru.GRUCell` or `recurra.ops.cells.ncgru.NCGRUCell`.
+        cell: `recurra.ops.cells.gru.GRUCell` or `recurra.ops.cells.orthogonal.NCGRUCell`.
     """
 
     def __init__(self, cell: nn.Module) -> None:

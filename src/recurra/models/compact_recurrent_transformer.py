@@ -23,7 +23,7 @@ from recurra.models._adaptive_shell import (
 )
 from recurra.models.registry import register_model
 from recurra.ops.cells.gru import GRUCell, RecurrentWeights
-from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import NCGRUCell
 
 CELLS: dict[str, type[GRUCell]] = {"gru": GRUCell, "ncgru": NCGRUCell}
 """The recurrent cells by name."""

@@ -7,8 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recurra.convert.huggingface.configuration import config_for
 from recurra.convert.huggingface.modeling import causal_lm
-from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Neumann
+from recurra.ops.cells.orthogonal import NCGRUCell, Neumann
 
 
 @pytest.fixture

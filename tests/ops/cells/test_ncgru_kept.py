@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Cayley
+from recurra.ops.cells.orthogonal import Cayley, NCGRUCell
 
 ORIGINAL = "parametrizations.candidate_weight.original"
 

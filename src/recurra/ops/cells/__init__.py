@@ -3,8 +3,7 @@ sequence.
 """
 
 from recurra.ops.cells.gru import Gates, GateWeights, GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
-from recurra.ops.cells.ncgru import NCGRUCell
-from recurra.ops.cells.orthogonal import Cayley, Neumann, NeumannCayley
+from recurra.ops.cells.orthogonal import Cayley, NCGRUCell, Neumann, NeumannCayley
 from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence, slstm_sequence_reference
 
 __all__ = [

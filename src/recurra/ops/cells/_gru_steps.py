@@ -85,7 +85,7 @@ def forward(
     projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], of_gates: Tensor, of_candidate: Tensor
 ) -> Steps:
     """Take the steps of `cells.GRUCell`: U_r over U_u, and U_c, multiply h and r h."""
-    from recurra.ops.cells._gru_cpu import reset_before
+    from recurra.ops.cells._cpu import reset_before
 
     length, size = projected.shape[1], h.shape[1]
     ru, c, reset = _make(length, h, 2 * size, size, size)
@@ -99,7 +99,7 @@ def forward_after(
     projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weight: Tensor, bias: Tensor
 ) -> Steps:
     """Take the steps of `torch.nn.GRU`: the weight (3 H, H) and its bias make `hidden` from h."""
-    from recurra.ops.cells._gru_cpu import reset_after
+    from recurra.ops.cells._cpu import reset_after
 
     (batch, length, _), size = projected.shape, h.shape[1]
     # a copy in any case: the kernel writes into it, and one step of one sequence needs none to be contiguous
@@ -124,7 +124,7 @@ def backward(
     steps: Steps, of_gates: Tensor, of_candidate: Tensor, d_y: Tensor | None, d_last: Tensor | None
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
     """Return the gradients of the projected inputs, which are those of the products with U too, and of the state."""
-    from recurra.ops.cells._gru_cpu import reset_before
+    from recurra.ops.cells._cpu import reset_before
 
     d_y, d_h = _gradients_in(steps, d_y, d_last, gates=of_gates, candidate=of_candidate)
     (d_inputs,), scratch = _make(len(steps.c), d_h, 3 * d_h.shape[1]), torch.empty_like(d_h)
@@ -138,7 +138,7 @@ def backward_after(
     steps: Steps, weight: Tensor, d_y: Tensor | None, d_last: Tensor | None
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "L B hidden"], Float[Tensor, "B H"]]:
     """Return the gradients of the projected inputs, of `hidden` and of the state."""
-    from recurra.ops.cells._gru_cpu import reset_after
+    from recurra.ops.cells._cpu import reset_after
 
     d_y, d_h = _gradients_in(steps, d_y, d_last, all=weight)
     length, batch, size = steps.c.shape

@@ -1,12 +1,9 @@
 """The steps of `cells.GRUCell` on a GPU, in Triton: a program walks through time with 16 sequences.
 
-Steps follow from one another, and one step of a few sequences is little work: taken as torch operations, its ten
-launches take the host longer than the card needs for the numbers. Here all steps are one launch in each direction.
-A step's gates need all channels of the state before it, and its candidate all of r h. So a program computes every
-channel of its sequences, in tiles, and its threads wait for each other in between; other programs never have to. The
-recurrent matrices come from the card's second-level cache, once for each step and program.
-
-The interface is that of `gru_steps`.
+Taken as torch operations, a step of a few sequences has ten launches, which take the host longer than the card needs
+for the numbers. Here all steps are one launch in each direction. A step's gates need all channels of the state before
+it, and its candidate all of r h. So a program computes every channel of its sequences, in tiles, and its threads wait
+for each other in between; other programs never have to. The interface is that of `_gru_steps`.
 """
 
 import torch

@@ -15,8 +15,6 @@ from recurra.ops._operator import Differentiable, needs_gradient, transforms_are
 from recurra.ops.cells import _gru_steps as gru_steps
 from recurra.ops.cells._gru_steps import Steps, backward_after, forward_after
 
-# --- a reset gate after the product, as in torch.nn.GRU ---
-
 _States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
 
@@ -78,9 +76,6 @@ _gru_after = Differentiable(
     n_inputs=4,
     reference=lambda projected, h, *weights: gru_after_reference(projected, h, HiddenWeights(*weights)),
 )
-
-
-# --- a reset gate before the product (CRT (4)) ---
 
 
 class GateWeights(NamedTuple):
@@ -212,12 +207,10 @@ class GRUCell(nn.Module):
         return h.to(torch.promote_types(self.bias.dtype, torch.float32))
 
 
-# --- a sequence of steps before the product ---
-#
 # Left to autograd, every step backwards multiplies the few sequences of a batch into a gradient as large as the
 # recurrent matrices and adds it to the last one: more memory traffic than the step itself. Here the gradients that
-# reach the gates are kept, and one product over all sequences and steps makes the matrices' gradients. Kernels take
-# the steps themselves, on a CPU (`gru_steps`) and on a GPU (`gru_triton`); elsewhere torch operations do.
+# reach the gates are kept, and one product over all sequences and steps makes the matrices' gradients.
+# Kernels take the steps themselves; elsewhere torch operations do.
 
 
 _FEW = 32

@@ -95,7 +95,7 @@ def _sizes(length: int, batch: int, heads: int, size: int) -> tuple[tuple[int, .
 
 def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> tuple[tuple, tuple]:
     """Heads come first and time second in everything that is kept: L steps of B sequences."""
-    from recurra.ops.cells._slstm_cpu import slstm_kernels
+    from recurra.ops.cells._cpu import slstm_kernels
 
     batch, length, _, heads, size = projected.shape
     gates = projected.permute(3, 1, 0, 2, 4).clone(memory_format=torch.contiguous_format)
@@ -113,7 +113,7 @@ def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> 
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.ops.cells._slstm_cpu import slstm_kernels
+    from recurra.ops.cells._cpu import slstm_kernels
 
     *inputs, gates, states = saved
     _check(inputs[0], inputs[1], SLSTMParts(*inputs[2:]))  # again: hooks may have changed what was saved

@@ -5,8 +5,8 @@
               dq_t = dy_t Re h_t;  dk_t = v_t Re g_t;  dv_t = k_t Re g_t;  da_t = g_t conj(h_{t-1})
               dh_0 = conj(a_1) g_1
 
-Complex numbers are two planes (real, imaginary). A real recurrence has no imaginary plane, and its own kernels. q, k,
-v, y and their gradients can be bfloat16; transitions and states cannot.
+Complex numbers are two planes (real, imaginary). A real recurrence leaves the imaginary ones alone, and the compiler
+drops what only they need. q, k, v, y and their gradients can be bfloat16; transitions and states cannot.
 
 A tensor is passed as (address, batch stride, time stride), with its channels next to each other. The walk is that of
 the linear scan: whole rows, step by step, because only along such streams does the hardware fetch ahead. States with a
@@ -32,74 +32,60 @@ def _at(tensor, sequence, time, size):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _complex_row(q, k, v, a_re, a_im, x_re, x_im, y, h_re, h_im, start, stop, io, plane, far_io, far):  # type: ignore[no-untyped-def]
-    """Take one step forward over a part of a row; x is the state that enters it."""
-    for d in range(start, stop, width_of(plane)):
-        prefetch(q, d + far_io, io)
-        prefetch(k, d + far_io, io)
-        prefetch(v, d + far_io, io)
-        prefetch(a_re, d + far, plane)
-        prefetch(a_im, d + far, plane)
-        a_r, a_i = load(a_re, d, plane), load(a_im, d, plane)
-        x_r, x_i = load(x_re, d, plane), load(x_im, d, plane)
-        h_r = a_r * x_r - a_i * x_i + load(k, d, io) * load(v, d, io)
-        store(h_re, d, plane, h_r)
-        store(h_im, d, plane, a_r * x_i + a_i * x_r)
-        store(y, d, io, load(q, d, io) * h_r)
-
-
-@compile_inline
-def _real_row(q, k, v, a, x, y, h, start, stop, io, plane, far_io, far):  # type: ignore[no-untyped-def]
-    for d in range(start, stop, width_of(plane)):
-        prefetch(q, d + far_io, io)
-        prefetch(k, d + far_io, io)
-        prefetch(v, d + far_io, io)
-        prefetch(a, d + far, plane)
-        h_t = load(a, d, plane) * load(x, d, plane) + load(k, d, io) * load(v, d, io)
-        store(h, d, plane, h_t)
-        store(y, d, io, load(q, d, io) * h_t)
-
-
-@compile_inline
-def _complex_row_back(  # type: ignore[no-untyped-def]
-    dy, q, k, v, a_re, a_im, h_re, x_re, x_im, dh_re, dh_im, dq, dk, dv, da_re, da_im, c_re, c_im,
-    start, stop, io, plane,
-):  # fmt: skip
-    """Take one step backward over a part of a row; x is the state that entered the step, c the carry."""
-    for d in range(start, stop, width_of(plane)):
-        dy_t, a_r, a_i = load(dy, d, io), load(a_re, d, plane), load(a_im, d, plane)
-        x_r, x_i = load(x_re, d, plane), load(x_im, d, plane)
-        g_r = dy_t * load(q, d, io) + load(dh_re, d, plane) + load(c_re, d, plane)
-        g_i = load(dh_im, d, plane) + load(c_im, d, plane)
-        store(dq, d, io, dy_t * load(h_re, d, plane))
-        store(dk, d, io, g_r * load(v, d, io))
-        store(dv, d, io, g_r * load(k, d, io))
-        store(da_re, d, plane, g_r * x_r + g_i * x_i)
-        store(da_im, d, plane, g_i * x_r - g_r * x_i)
-        store(c_re, d, plane, a_r * g_r + a_i * g_i)
-        store(c_im, d, plane, a_r * g_i - a_i * g_r)
-
-
-@compile_inline
-def _real_row_back(dy, q, k, v, a, h, x, dh, dq, dk, dv, da, c, start, stop, io, plane):  # type: ignore[no-untyped-def]
-    for d in range(start, stop, width_of(plane)):
-        dy_t = load(dy, d, io)
-        g = dy_t * load(q, d, io) + load(dh, d, plane) + load(c, d, plane)
-        store(dq, d, io, dy_t * load(h, d, plane))
-        store(dk, d, io, g * load(v, d, io))
-        store(dv, d, io, g * load(k, d, io))
-        store(da, d, plane, g * load(x, d, plane))
-        store(c, d, plane, load(a, d, plane) * g)
-
-
-@compile_inline
 def _fetch(address, start, stop, lanes):  # type: ignore[no-untyped-def]
     """Prefetch a part of a row."""
     for d in range(start, stop, width_of(lanes)):
         prefetch(address, d, lanes)
 
 
-def _make_complex_forward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
+@compile_inline
+def _row(  # type: ignore[no-untyped-def]
+    q, k, v, a_re, a_im, x_re, x_im, y, h_re, h_im, start, stop, io, plane, far_io, far, is_complex
+):
+    """Take one step forward over a part of a row; x is the state that enters it."""
+    for d in range(start, stop, width_of(plane)):
+        prefetch(q, d + far_io, io)
+        prefetch(k, d + far_io, io)
+        prefetch(v, d + far_io, io)
+        prefetch(a_re, d + far, plane)
+        if is_complex:
+            prefetch(a_im, d + far, plane)
+        a_r, x_r = load(a_re, d, plane), load(x_re, d, plane)
+        h_r = a_r * x_r
+        if is_complex:
+            a_i, x_i = load(a_im, d, plane), load(x_im, d, plane)
+            h_r = h_r - a_i * x_i
+            store(h_im, d, plane, a_r * x_i + a_i * x_r)
+        h_r = h_r + load(k, d, io) * load(v, d, io)
+        store(h_re, d, plane, h_r)
+        store(y, d, io, load(q, d, io) * h_r)
+
+
+@compile_inline
+def _row_back(  # type: ignore[no-untyped-def]
+    dy, q, k, v, a_re, a_im, h_re, x_re, x_im, dh_re, dh_im, dq, dk, dv, da_re, da_im, c_re, c_im,
+    start, stop, io, plane, is_complex,
+):  # fmt: skip
+    """Take one step backward over a part of a row; x is the state that entered the step, c the carry."""
+    for d in range(start, stop, width_of(plane)):
+        dy_t, a_r, x_r = load(dy, d, io), load(a_re, d, plane), load(x_re, d, plane)
+        g_r = dy_t * load(q, d, io) + load(dh_re, d, plane) + load(c_re, d, plane)
+        store(dq, d, io, dy_t * load(h_re, d, plane))
+        store(dk, d, io, g_r * load(v, d, io))
+        store(dv, d, io, g_r * load(k, d, io))
+        if is_complex:
+            a_i, x_i = load(a_im, d, plane), load(x_im, d, plane)
+            g_i = load(dh_im, d, plane) + load(c_im, d, plane)
+            store(da_re, d, plane, g_r * x_r + g_i * x_i)
+            store(da_im, d, plane, g_i * x_r - g_r * x_i)
+            store(c_re, d, plane, a_r * g_r + a_i * g_i)
+            store(c_im, d, plane, a_r * g_i - a_i * g_r)
+        else:
+            store(da_re, d, plane, g_r * x_r)
+            store(c_re, d, plane, a_r * g_r)
+
+
+def _make_forward(is_complex: bool, io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
     n, m = io.n_bytes, plane.n_bytes
 
     def forward(q, k, v, a_re, a_im, x0_re, x0_im, y, h_re, h_im, batch, length, row, span):  # type: ignore[no-untyped-def]
@@ -114,38 +100,20 @@ def _make_complex_forward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) 
                 q_t, k_t, v_t, y_t = _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n), _at(y, b, t, n)
                 ar_t, ai_t = _at(a_re, b, t, m), _at(a_im, b, t, m)
                 hr_t, hi_t = _at(h_re, b, t, m), _at(h_im, b, t, m)
-                far_io, far = ahead * q[2], ahead * a_re[2]
-                _complex_row(
-                    q_t, k_t, v_t, ar_t, ai_t, x_re, x_im, y_t, hr_t, hi_t, start, middle, io, plane, far_io, far
-                )
-                _complex_row(q_t, k_t, v_t, ar_t, ai_t, x_re, x_im, y_t, hr_t, hi_t, middle, stop, io_1, plane_1, 0, 0)
+                _row(
+                    q_t, k_t, v_t, ar_t, ai_t, x_re, x_im, y_t, hr_t, hi_t, start, middle, io, plane,
+                    ahead * q[2], ahead * a_re[2], is_complex,
+                )  # fmt: skip
+                _row(
+                    q_t, k_t, v_t, ar_t, ai_t, x_re, x_im, y_t, hr_t, hi_t, middle, stop, io_1, plane_1,
+                    0, 0, is_complex,
+                )  # fmt: skip
                 x_re, x_im = hr_t, hi_t
 
     return Kernel(forward)
 
 
-def _make_real_forward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
-    n, m = io.n_bytes, plane.n_bytes
-
-    def forward(q, k, v, a, x0, y, h, batch, length, row, span):  # type: ignore[no-untyped-def]
-        spans = (row + span - 1) // span
-        ahead = max(1, _AHEAD // row)
-        for job in prange(batch * spans):
-            b, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
-            x = x0 + m * b * row
-            for t in range(length):
-                q_t, k_t, v_t, y_t = _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n), _at(y, b, t, n)
-                a_t, h_t = _at(a, b, t, m), _at(h, b, t, m)
-                _real_row(q_t, k_t, v_t, a_t, x, y_t, h_t, start, middle, io, plane, ahead * q[2], ahead * a[2])
-                _real_row(q_t, k_t, v_t, a_t, x, y_t, h_t, middle, stop, io_1, plane_1, 0, 0)
-                x = h_t
-
-    return Kernel(forward)
-
-
-def _make_complex_backward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
+def _make_backward(is_complex: bool, io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
     n, m = io.n_bytes, plane.n_bytes
 
     def backward(  # type: ignore[no-untyped-def]
@@ -163,8 +131,11 @@ def _make_complex_backward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes)
                 t, far = length - 1 - i, length - 1 - i - ahead
                 for tensor in (dy, q, k, v, dq, dk, dv):
                     _fetch(_at(tensor, b, far, n), start, middle, io)
-                for tensor in (a_re, a_im, h_re, h_im, da_re, da_im):
+                for tensor in (a_re, h_re, da_re):
                     _fetch(_at(tensor, b, far, m), start, middle, plane)
+                if is_complex:
+                    for tensor in (a_im, h_im, da_im):
+                        _fetch(_at(tensor, b, far, m), start, middle, plane)
                 x_re = _at(h_re, b, t - 1, m) if t > 0 else x0_re + m * b * row
                 x_im = _at(h_im, b, t - 1, m) if t > 0 else x0_im + m * b * row
                 dy_t, q_t, k_t, v_t = _at(dy, b, t, n), _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n)
@@ -172,53 +143,23 @@ def _make_complex_backward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes)
                 dhr_t, dhi_t = _at(dh_re, b, t, m), _at(dh_im, b, t, m)
                 dq_t, dk_t, dv_t = _at(dq, b, t, n), _at(dk, b, t, n), _at(dv, b, t, n)
                 dar_t, dai_t = _at(da_re, b, t, m), _at(da_im, b, t, m)
-                _complex_row_back(
+                _row_back(
                     dy_t, q_t, k_t, v_t, ar_t, ai_t, hr_t, x_re, x_im, dhr_t, dhi_t,
-                    dq_t, dk_t, dv_t, dar_t, dai_t, c_re, c_im, start, middle, io, plane,
+                    dq_t, dk_t, dv_t, dar_t, dai_t, c_re, c_im, start, middle, io, plane, is_complex,
                 )  # fmt: skip
-                _complex_row_back(
+                _row_back(
                     dy_t, q_t, k_t, v_t, ar_t, ai_t, hr_t, x_re, x_im, dhr_t, dhi_t,
-                    dq_t, dk_t, dv_t, dar_t, dai_t, c_re, c_im, middle, stop, io_1, plane_1,
+                    dq_t, dk_t, dv_t, dar_t, dai_t, c_re, c_im, middle, stop, io_1, plane_1, is_complex,
                 )  # fmt: skip
-
-    return Kernel(backward)
-
-
-def _make_real_backward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
-    n, m = io.n_bytes, plane.n_bytes
-
-    def backward(dy, q, k, v, a, h, x0, dh, dq, dk, dv, da, c0, batch, length, row, span):  # type: ignore[no-untyped-def]
-        spans = (row + span - 1) // span
-        ahead = max(1, _AHEAD // row)
-        for job in prange(batch * spans):
-            b, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
-            c = c0 + m * b * row
-            for i in range(length):
-                t, far = length - 1 - i, length - 1 - i - ahead
-                for tensor in (dy, q, k, v, dq, dk, dv):
-                    _fetch(_at(tensor, b, far, n), start, middle, io)
-                for tensor in (a, h, da):
-                    _fetch(_at(tensor, b, far, m), start, middle, plane)
-                x = _at(h, b, t - 1, m) if t > 0 else x0 + m * b * row
-                dy_t, q_t, k_t, v_t = _at(dy, b, t, n), _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n)
-                a_t, h_t, dh_t = _at(a, b, t, m), _at(h, b, t, m), _at(dh, b, t, m)
-                dq_t, dk_t, dv_t, da_t = _at(dq, b, t, n), _at(dk, b, t, n), _at(dv, b, t, n), _at(da, b, t, m)
-                _real_row_back(
-                    dy_t, q_t, k_t, v_t, a_t, h_t, x, dh_t, dq_t, dk_t, dv_t, da_t, c, start, middle, io, plane
-                )
-                _real_row_back(
-                    dy_t, q_t, k_t, v_t, a_t, h_t, x, dh_t, dq_t, dk_t, dv_t, da_t, c, middle, stop, io_1, plane_1
-                )
 
     return Kernel(backward)
 
 
 @cache
 def fused_kernels(number: str, plane: str, is_complex: bool) -> KernelPair:
-    """Return the kernels for q, k, v of type `number` and a and h of type `plane`; they compile when first called."""
+    """Return the kernels for q, k, v of type `number` and a and h of type `plane`; they compile when first called.
+
+    Both take two planes of everything: in a real recurrence, the real one twice.
+    """
     lanes = Lanes(number, WIDTH), Lanes(plane, WIDTH), Lanes(number, 1), Lanes(plane, 1)
-    if is_complex:
-        return KernelPair(_make_complex_forward(*lanes), _make_complex_backward(*lanes))
-    return KernelPair(_make_real_forward(*lanes), _make_real_backward(*lanes))
+    return KernelPair(_make_forward(is_complex, *lanes), _make_backward(is_complex, *lanes))

@@ -9,8 +9,6 @@ from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads
 from recurra.ops.gate_loop.reference import chunk
 
-# --- by Numba's kernels ---
-
 _NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
 _WIDTH = 16  # floats in a vector of the kernels
 _BLOCKS = (1, 2, 4)
@@ -184,9 +182,6 @@ def _record(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
 
 
 _operator.record = _record
-
-
-# --- in chunks, by Triton's kernels ---
 
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64

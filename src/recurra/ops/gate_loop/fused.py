@@ -144,12 +144,12 @@ def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ig
 
         triton_kernels.forward_into(y, h_re, h_im, q, k, v, a_re, a_im, x0_re, x0_im)
         return
-    sizes, work = _size(q)
-    gates, entering, states = [a_re], [x0_re], [h_re.expand(q.shape)]
-    if a_im is not None:
-        gates, entering, states = [a_re, a_im], [x0_re, x0_im], [*states, h_im.expand(q.shape)]
-    inputs = (*map(describe, (q, k, v, *gates)), *addresses(*entering))
-    _launch(q, a_re, a_im is not None).forward(*inputs, *map(describe, (y, *states)), *sizes, **work)
+    (sizes, work), kernels = _size(q), _launch(q, a_re, a_im is not None)
+    if a_im is None:
+        a_im, x0_im, h_im = a_re, x0_re, h_re
+    states = h_re.expand(q.shape), h_im.expand(q.shape)
+    inputs = (*map(describe, (q, k, v, a_re, a_im)), *addresses(x0_re, x0_im))
+    kernels.forward(*inputs, *map(describe, (y, *states)), *sizes, **work)
 
 
 def _allocate_back(  # type: ignore[no-untyped-def]
@@ -183,9 +183,11 @@ def _run_back(  # type: ignore[no-untyped-def]
         h_re, h_im = states
         triton_kernels.backward_into(gradients, dy, q, k, v, a_re, a_im, h_re, h_im, x0_re, x0_im, dh_re, dh_im)
         return
-    sizes, work = _size(q)
-    inputs = (*map(describe, (dy, q, k, v, *gates, *states[:planes])), *addresses(*entering), *map(describe, dh))
-    outputs = (*map(describe, gradients[:-planes]), *addresses(*carries))
+    (sizes, work), both = _size(q), 2 // planes
+    steps = (dy, q, k, v, *gates * both, *states[:planes] * both)
+    inputs = (*map(describe, steps), *addresses(*entering * both), *map(describe, dh * both))
+    d_steps = (*gradients[:3], *gradients[3:-planes] * both)
+    outputs = (*map(describe, d_steps), *addresses(*carries * both))
     _launch(q, a_re, a_im is not None).backward(*inputs, *outputs, *sizes, **work)
 
 
@@ -247,9 +249,6 @@ def _record(*arguments):  # type: ignore[no-untyped-def]
 
 
 _operator.record = _record
-
-
-# --- from magnitude and phase to the two planes of a complex transition (GateLoop (25)) ---
 
 
 def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:

@@ -93,7 +93,9 @@ def _compute(
         expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
         raise RuntimeError(sentence("backend", repr(backend), expected))
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    compute = _compute_dtype(q, k, v, a, state)
+    compute = torch.float32
+    for x in (q, k, v, a, state):
+        compute = compute if x is None else torch.promote_types(compute, x.dtype)
     by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
     if not (by_kernels and q.dtype == k.dtype == v.dtype in HALF):
         q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
@@ -148,7 +150,7 @@ def gate_loop_real_part(
         if a.im is not None:
             require_layout("a.im", a.im, a.re.shape, a.re.dtype, a.re.device)
         y, last = gate_loop(q, k, v, _join(a), state=state, backend=backend)
-        return (y.real if y.is_complex() else y).to(q.dtype), last
+        return y.real.to(q.dtype), last
     plane = torch.promote_types(a.re.dtype, torch.float32)
     _check_real_part(q, k, v, a, state, plane)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
@@ -239,14 +241,6 @@ def _choose_mode(
     if per_state > 1 and choose_backend(backend, q.device) == "numba":
         return "chunk"
     return "chunk" if per_state >= _CHUNK_STATE and q.shape[1] * per_state >= _CHUNK_STATES else "scan"
-
-
-def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    dtype = torch.float32
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
 
 
 def _check(

@@ -11,8 +11,6 @@ from recurra.checks import kind_of, require_tensor, sentence
 from recurra.ops._operator import HALF
 from recurra.ops.scan.operator import linear_scan
 
-# --- the checks that the operators of this package share ---
-
 
 def check_numbers(name: str, tensor: Tensor, like: Tensor, dimensions: str) -> None:
     """Refuse anything but floating-point or complex numbers in four dimensions on the device of `like`."""
@@ -49,9 +47,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None
     check_shape("a", a, (*steps, 1), (*steps, d_qk))
 
 
-# --- cutting a sequence into blocks of equal length ---
-
-
 def into_blocks(x: Shaped[Tensor, "B L H d"], size: int, padding: float) -> Shaped[Tensor, "B H blocks n d"]:
     """Cut into blocks of `size` steps; the last is filled up with `padding`."""
     missing = -x.shape[1] % size
@@ -61,10 +56,6 @@ def into_blocks(x: Shaped[Tensor, "B L H d"], size: int, padding: float) -> Shap
     return x.transpose(1, 2).unflatten(2, (-1, size))
 
 
-# --- modes ---
-#
-# GateLoop's recurrence computed in three ways with one result (y, h_L): step by step, by a scan, as attention.
-#
 # Symbols are those of GateLoop (7)-(9): h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n; a_n acts on the key side.
 # Shapes: q, k (B, L, H, d_qk); v (B, L, H, d_v); a (B, L, H, 1) or (B, L, H, d_qk); h (B, H, d_qk, d_v). All modes
 # take tensors of one compute type (see `operator.py`) and a state.
@@ -138,11 +129,10 @@ def segment_products(a: Shaped[Tensor, "*batch n d"]) -> Shaped[Tensor, "*batch 
     return factors.cumprod(-3) * on_or_below
 
 
-# --- chunks: surrogate attention inside a chunk, the recurrence between chunks, matrix products throughout ---
-#
-# The decay from step j to step i of a chunk is prod_{l=j+1..i} a_l. A quotient of cumulative products would
-# underflow, so a chunk is halved again and again. Between the left and the right half of a block, the decay is the
-# product of the transitions after j in the left half and those up to i in the right half,
+# Chunks: surrogate attention inside a chunk, the recurrence between chunks. The decay from step j to step i of a chunk
+# is prod_{l=j+1..i} a_l. A quotient of cumulative products would underflow, so a chunk is halved again and again.
+# Between the left and the right half of a block, the decay is the product of the transitions after j in the left half
+# and those up to i in the right half,
 #
 #     S[right, left] = (Q up)_right ((K after)_left)^T,
 #
@@ -237,9 +227,6 @@ def _halved(x: Shaped[Tensor, "*batch C d"], size: int) -> Shaped[Tensor, "*batc
     return x.unflatten(-2, (-1, 2, size))
 
 
-# --- softmax attention with data-controlled relative positions (GateLoop section 3.4) ---
-
-
 _SOFTMAX_BLOCK = 64  # queries computed together, a power of 2
 
 
@@ -283,10 +270,10 @@ def softmax_attention(
     given = functools.reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype))
     gated = functools.reduce(torch.promote_types, (q.dtype, k.dtype, a.dtype, torch.float32))
     q, k, a = (x.to(gated).transpose(1, 2) for x in (q, k, a))
-    weighed = torch.promote_types(v.dtype, _real(q).dtype)
+    weighed = torch.promote_types(v.dtype, q.real.dtype)
     v = v.to(weighed).transpose(1, 2)
     if 0 in (q.numel(), v.numel()):
-        y = v[:, :, k.shape[2] - q.shape[2] :] + _real(q.sum() + (k * a).sum())  # for their gradients
+        y = v[:, :, k.shape[2] - q.shape[2] :] + (q.sum() + (k * a).sum()).real  # for their gradients
         return y.transpose(1, 2).to(given if given in HALF else weighed)
     with torch.autocast(q.device.type, enabled=False):
         y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
@@ -333,7 +320,7 @@ def _scores(
     padded_q, padded_k = (functional.pad(x, (0, 0, 0, missing)) for x in (q, own_k))
     padded_a = functional.pad(own_a, (0, 0, 0, missing), value=1.0)
     own, up_to, _ = (_scalar_scores if own_a.shape[-1] == 1 else _vector_scores)(padded_q, padded_k, padded_a)
-    own = _real(own[..., :n_own, :n_own])
+    own = own[..., :n_own, :n_own].real
     if not older_k.shape[2]:
         return own
     after = torch.cat([older_a[:, :, 1:], torch.ones_like(older_a[:, :, :1])], 2).flip(2).cumprod(2).flip(2)
@@ -346,10 +333,6 @@ def _real_product(x: Shaped[Tensor, "B H C d"], y: Shaped[Tensor, "B H S d"]) ->
     if x.is_complex():
         x, y = torch.cat([x.real, -x.imag], -1), torch.cat([y.real, y.imag], -1)
     return x @ y.transpose(-1, -2)
-
-
-def _real(x: Tensor) -> Tensor:
-    return x.real if x.is_complex() else x
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None) -> None:
