@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from benchmarks.table import Row
 from benchmarks.timing import interleaved, median_ratio
-from recurra.mixers.base import Mixer
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, register_mixer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 BATCH, LENGTH, VOCABULARY, OUTPUTS = 32, 1024, 6, 51

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from recurra.cli import COMMANDS, main
-from recurra.mixers import registry
+from recurra.mixers import base as registry
 from recurra.train.recipe import find_recipe, read_family, split_variant
 
 ROOT = Path(__file__).parents[1]

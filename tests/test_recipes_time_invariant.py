@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.train.optimizer import parameter_groups
 from recurra.train.recipe import load_recipe
 

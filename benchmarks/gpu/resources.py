@@ -104,7 +104,7 @@ def scan(is_complex: bool) -> None:
     dtype = torch.complex64 if is_complex else torch.float32
     a, h0 = torch.zeros(1, 4096, 256, dtype=dtype), torch.zeros(1, 256, dtype=dtype)
     scan_kernels.scan_into(a, a, a, h0, False)
-    scan_kernels.scan_back_into(a, a, h0, a, a, a, h0, True)
+    scan_kernels.scan_backward_into(a, a, h0, a, a, a, h0, True)
 
 
 def fused(number: torch.dtype, is_complex: bool) -> None:

@@ -1,7 +1,8 @@
 """Recurrent states: any nesting of NamedTuples, tuples and lists over tensors, numbers and None.
 
 A state is passed in and returned, never kept on a module and never changed in place. These functions return a new
-state of the same structure. Whether gradients cross a border is the caller's decision: `detach` makes the cut.
+state of the same structure. The modules check the states that they are given (`recurra.mixers.base`). Whether gradients
+cross a border is the caller's decision: `detach` makes the cut.
 
 States are pytrees: `torch.utils._pytree` walks them, here and in torch itself.
 """

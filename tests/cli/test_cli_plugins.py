@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from recurra.cli import main
-from recurra.mixers.registry import _mixers
+from recurra.mixers.base import _mixers
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
     (tmp_path / "own_mixer_of_a_test.py").write_text(
         "from recurra.mixers import register_mixer\n"
         "from recurra.mixers.min_gru import MinGRU\n"
-        "import recurra.mixers.registry as registry\n"
+        "import recurra.mixers.base as registry\n"
         "if 'own-of-a-test' not in registry.list_mixers():\n"
         "    register_mixer('own-of-a-test')(type('Own', (MinGRU,), {}))\n"
     )

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from recurra.data.files import Cache
+from recurra.data._files import Cache
 
 KEY = {"source": "digest", "type": "<u2"}
 

@@ -3,8 +3,8 @@ import os
 import numpy as np
 import pytest
 
+from recurra.data._files import TextFile
 from recurra.data.corpus import TextCorpus
-from recurra.data.files import TextFile
 from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 

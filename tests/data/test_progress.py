@@ -1,6 +1,6 @@
 import io
 
-from recurra.data.files import _WORTH_A_BAR, progress
+from recurra.data._files import _WORTH_A_BAR, progress
 
 
 def written(monkeypatch, n_bytes, is_terminal=True):

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from recurra._files.writing import locked
 from recurra.data import _documents as documents
-from recurra.data import prepare as preparing
+from recurra.data import _prepare as preparing
 from recurra.data._documents import find_units
+from recurra.data._prepare import Preparation, prepare
 from recurra.data.batches import IGNORED_TARGET
 from recurra.data.corpus import ShardCorpus, ShardedTokens
-from recurra.data.prepare import Preparation, prepare
 from recurra.data.text import TextConfig
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -398,7 +398,7 @@ def test_what_does_not_apply_is_refused(given, message):
 @pytest.fixture
 def forked(monkeypatch):
     """Workers that are ready at once, and see what a test has replaced."""
-    monkeypatch.setattr("recurra.data.prepare.get_context", lambda method: multiprocessing.get_context("fork"))
+    monkeypatch.setattr("recurra.data._prepare.get_context", lambda method: multiprocessing.get_context("fork"))
     monkeypatch.setattr(multiprocessing.context.ForkContext, "set_forkserver_preload", lambda self, names: None)
 
 

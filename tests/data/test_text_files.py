@@ -1,7 +1,7 @@
 import pytest
 
-from recurra.data import files as text_files
-from recurra.data.files import TextFile, find_text_files, joined, require_splits
+from recurra.data import _files as text_files
+from recurra.data._files import TextFile, find_text_files, joined, require_splits
 
 
 def read(path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recurra.layers.transition import _MAGNITUDE_ACTIVATIONS, _TRANSITIONS, _Ring
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 RING = {"r_min": 0.7, "r_max": 0.95, "max_phase": 2.0, "input_share": 0.25}

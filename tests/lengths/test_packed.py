@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recurra.lengths import PackedSequences
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.ops.scan.operator import linear_scan
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.train.sequence_parallel import Pieces, SequenceParallel, final_state, in_pieces

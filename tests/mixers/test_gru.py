@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from recurra.mixers.base import create_mixer
 from recurra.mixers.gru import GRUState
-from recurra.mixers.registry import create_mixer
 from recurra.ops.cells.gru import HiddenWeights, gru_after_reference
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from recurra.mixers.base import create_mixer
 from recurra.mixers.linear_attention import LinearAttention, _elu_plus_one
-from recurra.mixers.registry import create_mixer
 
 D_MODEL = 8
 

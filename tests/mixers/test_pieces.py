@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.processes import Program, run_file
 
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 

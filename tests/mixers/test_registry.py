@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 import recurra
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import register_mixer
 
 
 def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_python):

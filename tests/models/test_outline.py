@@ -5,7 +5,7 @@ import torch
 import torch.utils._device
 from torch import nn
 
-from recurra.mixers.registry import list_mixers
+from recurra.mixers.base import list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recurra import gate_loop, linear_scan
 from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.layers.cross_entropy import cross_entropy
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.ops.cells.gru import GRUCell, gru_sequence
 from recurra.ops.delta_rule.operator import delta_rule
 from recurra.ops.gate_loop.fused import Planes

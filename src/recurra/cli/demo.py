@@ -10,9 +10,9 @@ from rich.table import Table
 
 from recurra.cli.arguments import command_parser
 from recurra.data.memory_horizon import SpanAccuracy
+from recurra.train._figures import draw_comparison, draw_gates, gates_of
 from recurra.train._process import keep_large_blocks
 from recurra.train.evaluate import EvaluationResult, evaluate
-from recurra.train.figures import draw_comparison, draw_gates, gates_of
 from recurra.train.loop import Trainer
 from recurra.train.recipe import load_recipe, recipes_folder, to_yaml
 from recurra.train.run import open_run

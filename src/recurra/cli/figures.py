@@ -19,8 +19,7 @@ from recurra.analysis.plots.scores import perplexity_over_flops
 from recurra.checks import require_at_least
 from recurra.cli.arguments import FILE, FOLDER, NUMBER, add_checkpoint, command_parser, split_overrides
 from recurra.data.batches import SPLITS
-from recurra.train._process import keep_large_blocks
-from recurra.train.figures import (
+from recurra.train._figures import (
     CostRow,
     cost_curves,
     cost_of,
@@ -31,6 +30,7 @@ from recurra.train.figures import (
     scored_perplexity,
     write_gradients,
 )
+from recurra.train._process import keep_large_blocks
 from recurra.train.run import open_run
 
 _PLOT = """\

@@ -12,7 +12,7 @@ from torch import nn
 
 from recurra.checks import sentence
 from recurra.cli.arguments import NUMBER, REAL, add_checkpoint, add_device, command_parser, split_overrides
-from recurra.data.files import joined
+from recurra.data._files import joined
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.linear import DTYPES
 from recurra.decoding.steps import prepare

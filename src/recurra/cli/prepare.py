@@ -5,7 +5,7 @@ from pathlib import Path
 from time import perf_counter
 
 from recurra.cli.arguments import command_parser
-from recurra.data import prepare as preparing
+from recurra.data import _prepare as preparing
 from recurra.data._documents import SOURCES
 from recurra.data.corpus import ENCODERS
 

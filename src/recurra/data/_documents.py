@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 from recurra._files.digests import STAMP
 from recurra._files.reading import read_json
 from recurra.checks import sentence
+from recurra.data._files import find_text_files, text_blocks
 from recurra.data.batches import SPLITS, Split
-from recurra.data.files import find_text_files, text_blocks
 
 Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
 SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")

@@ -17,6 +17,7 @@ from recurra.checks import (
     require_whole_number,
     sentence,
 )
+from recurra.data._files import saying_cache, user_cache_folder
 from recurra.data._text_batches import (
     DrawnLengths,
     ExcerptSource,
@@ -27,7 +28,6 @@ from recurra.data._text_batches import (
 )
 from recurra.data.batches import BatchSource, Split, require_rank
 from recurra.data.corpus import ENCODERS, TOKENIZER, ShardCorpus, ShardedTokens, TextCorpus
-from recurra.data.files import saying_cache, user_cache_folder
 from recurra.data.tokenizers import TextEncoder
 
 
@@ -240,7 +240,7 @@ def _shards_folder(config: TextConfig) -> Path:
 
 
 def _prepared(config: TextConfig) -> Path:
-    from recurra.data.prepare import Preparation, prepare
+    from recurra.data._prepare import Preparation, prepare
 
     assert config.source != "folder"
     assert config.source != "shards"

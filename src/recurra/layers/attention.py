@@ -141,18 +141,18 @@ class SelfAttention(nn.Module):
 _Seen = TypeVar("_Seen", bound=tuple[Tensor, ...])
 
 
-def most_kept(window: int | None) -> int | None:
+def cache_limit(window: int | None) -> int | None:
     """Return how many steps a layer with this window keeps at most: all but the step itself; None for no limit."""
     require(window is None or window >= 1, "window", window, "at least 1, the step itself, or None for all steps")
     return None if window is None else window - 1
 
 
-def after(state: _Seen, new: _Seen) -> _Seen:
+def append_to_cache(state: _Seen, new: _Seen) -> _Seen:
     """Append the steps of a call, a NamedTuple of tensors (B, L, ...), to those that the state holds."""
     return type(new)(*(torch.cat(pair, 1) for pair in zip(state, new))) if state[0].shape[1] else new
 
 
-def still_seen(known: _Seen, window: int | None) -> _Seen:
+def trim_cache(known: _Seen, window: int | None) -> _Seen:
     """Return what the next step sees, at most window - 1 steps. Copies: a view would keep all steps of a call alive."""
     n_steps = known[0].shape[1]
     kept = n_steps if window is None else min(n_steps, window - 1)

@@ -69,14 +69,14 @@ class _Transition(nn.Module, ABC):
         require(0 < phase_scale < math.inf, "phase_scale", phase_scale, "a finite number above 0")
         self.n_channels, self.magnitude, self.ring, self.phase_scale = n_channels, magnitude, ring, phase_scale
         self._make(d_model)
-        self.draw_start()
+        self.reset_parameters()
 
     @abstractmethod
     def _make(self, d_model: int) -> None:
         """Make the parameters."""
 
     @torch.no_grad()
-    def draw_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Move the transitions onto the ring, if there is one. Call this again after re-initialising the weights."""
         # Nothing to draw in an outline, where PyTorch would import its compiler for a square root: seconds.
         if self.ring is not None and torch.get_default_device().type != "meta":

@@ -1,4 +1,4 @@
-from recurra.mixers.base import Dim, Mixer, StateSpec
+from recurra.mixers.base import Dim, Mixer, StateSpec, create_mixer, list_mixers, register_mixer
 from recurra.mixers.delta_net import DeltaNet, DeltaNetState
 from recurra.mixers.gated_attention import GatedAttention
 from recurra.mixers.gated_delta_net import GatedDeltaNet
@@ -20,7 +20,6 @@ from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
 from recurra.mixers.mlstm import MLSTM, MLSTMState
 from recurra.mixers.performer import Performer, PerformerState
 from recurra.mixers.reformer import Reformer, ReformerState
-from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.mixers.retnet import Retention, RetentionState
 from recurra.mixers.rg_lru import RGLRU, RGLRUState

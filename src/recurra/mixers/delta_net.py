@@ -12,8 +12,7 @@ from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32, unit_length
 from recurra.layers.state_space import spread_over_heads
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.delta_rule.operator import delta_rule
 
 

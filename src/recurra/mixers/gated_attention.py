@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require_positive
 from recurra.layers.norms import RMSNorm
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import register_mixer
 from recurra.mixers.rotary_attention import RotaryAttention
 
 

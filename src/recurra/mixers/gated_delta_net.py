@@ -8,8 +8,8 @@ from torch.nn import functional
 from recurra.checks import require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps
+from recurra.mixers.base import register_mixer
 from recurra.mixers.delta_net import DeltaMixer, DeltaNetState
-from recurra.mixers.registry import register_mixer
 
 _SMALLEST_STEP, _LARGEST_STEP, _LARGEST_RATE = 0.001, 0.1, 16.0
 

@@ -10,8 +10,7 @@ from recurra.checks import require_heads
 from recurra.layers.feed_forward import SiLUOutputGate
 from recurra.layers.transition import create_transition
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.fused import Planes, polar_planes
 from recurra.ops.gate_loop.operator import gate_loop_real_part
 

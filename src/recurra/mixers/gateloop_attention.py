@@ -8,11 +8,10 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_heads
-from recurra.layers.attention import after, most_kept, still_seen
+from recurra.layers.attention import append_to_cache, cache_limit, trim_cache
 from recurra.layers.norms import at_least_float32
 from recurra.layers.transition import create_transition
-from recurra.mixers.base import Dim, Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.fused import polar_planes
 from recurra.ops.gate_loop.reference import softmax_attention
 
@@ -61,7 +60,7 @@ class GateLoopAttention(Mixer):
     ) -> None:
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
         require_heads(n_heads, d_qk=d_qk, d_v=d_v)
-        past = Dim("p", most_kept(window))
+        past = Dim("p", cache_limit(window))
         super().__init__(
             d_model,
             GateLoopAttentionState,
@@ -91,9 +90,9 @@ class GateLoopAttention(Mixer):
     def mix(self, x: Tensor, state: GateLoopAttentionState, mask: None) -> tuple[Tensor, GateLoopAttentionState]:
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
-        known = after(state, GateLoopAttentionState(k, v, self._heads(torch.complex(re, im))))  # type: ignore[arg-type]
+        known = append_to_cache(state, GateLoopAttentionState(k, v, self._heads(torch.complex(re, im))))  # type: ignore[arg-type]
         y = softmax_attention(q, *known, window=self.window)
-        return self.output_projection(y.flatten(-2).to(x.dtype)), still_seen(known, self.window)
+        return self.output_projection(y.flatten(-2).to(x.dtype)), trim_cache(known, self.window)
 
     def _heads(self, x: Tensor) -> Tensor:
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))

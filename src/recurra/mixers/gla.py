@@ -12,8 +12,7 @@ from torch.nn import functional
 from recurra.checks import require_heads, require_positive, require_whole_number
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
 
 

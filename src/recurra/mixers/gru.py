@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.layers.norms import at_least_float32
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops._operator import transforms_are_active
 from recurra.ops.cells._gru_steps import kernels_take
 from recurra.ops.cells.gru import HiddenWeights, gru_after, gru_after_reference

@@ -9,8 +9,7 @@ from recurra.checks import require, require_at_least
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import at_least_float32
 from recurra.layers.state_space import ChannelModes, ChannelSSM, require_pairs, run_channels
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class H3State(NamedTuple):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from recurra.checks import require_at_least
 from recurra.layers.convolution import ImplicitFilters, ShortConvolution, convolve_window
 from recurra.layers.norms import at_least_float32
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class HyenaState(NamedTuple):

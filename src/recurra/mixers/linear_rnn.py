@@ -11,8 +11,7 @@ from recurra.checks import choose, require_at_least
 from recurra.layers.norms import at_least_float32
 from recurra.layers.state_space import log_spaced_steps
 from recurra.layers.transition import stable_exponential
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.scan.operator import linear_scan
 from recurra.ops.scan.reference import matrix_scan
 from recurra.state import last_step

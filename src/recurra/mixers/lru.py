@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from recurra.checks import require_at_least, require_positive
 from recurra.layers.norms import at_least_float32
 from recurra.layers.state_space import fixed_transition, run_dense
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class LRUState(NamedTuple):

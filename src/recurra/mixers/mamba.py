@@ -15,8 +15,7 @@ from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.selective_scan.operator import selective_scan
 
 
@@ -90,9 +89,9 @@ class Mamba(Mixer):
         self.log_decay = nn.Parameter(torch.log(torch.arange(1.0, d_state + 1)).repeat(d_inner, 1))
         self.skip = nn.Parameter(torch.ones(d_inner))
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
-        self.draw_start()
+        self.reset_parameters()
 
-    def draw_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Draw W_2 as published. Call this again after re-initialising the weights."""
         bound = self.dt_rank**-0.5
         nn.init.uniform_(self.step_projection.weight, -bound, bound)

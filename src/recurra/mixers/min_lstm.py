@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
 

@@ -12,8 +12,7 @@ from torch.nn import functional
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
 from recurra.ops.scan.reference import stabilisers
 
@@ -68,10 +67,10 @@ class MLSTM(Mixer):
         self.gates = nn.Linear(d_model, 2 * n_heads)  # input gates, forget gates
         self.norm_weight = nn.Parameter(torch.ones(d_v))
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
-        self.draw_start()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def draw_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Start the gates as published. Call this again after re-initialising the weights."""
         nn.init.zeros_(self.gates.weight)
         self.gates.bias.copy_(torch.cat([torch.full((self.n_heads,), -10.0), torch.linspace(3.0, 6.0, self.n_heads)]))

@@ -11,8 +11,7 @@ from torch.nn import functional
 from recurra.checks import require_at_least, require_heads
 from recurra.layers.features import LOWEST, positive_features
 from recurra.layers.norms import at_least_float32
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
 
 

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads, require_probability, require_whole_number
-from recurra.layers.attention import after, dot_product_attention, most_kept, still_seen, windows
+from recurra.layers.attention import append_to_cache, cache_limit, dot_product_attention, trim_cache, windows
 from recurra.layers.norms import at_least_float32
-from recurra.mixers.base import Dim, Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 
 _SELF = -1e5  # what a step's score with itself loses, as in the published code; half the smallest number in float16
 
@@ -68,7 +67,7 @@ class Reformer(Mixer):
         require_probability(dropout=dropout)
         is_even = n_buckets >= 2 and n_buckets % 2 == 0
         require(is_even, "n_buckets", n_buckets, "an even number from 2", "every rotation has two signs")
-        d_head, p = d_model // n_heads, Dim("p", most_kept(window))
+        d_head, p = d_model // n_heads, Dim("p", cache_limit(window))
         past, buckets = StateSpec((p, n_heads, d_head)), StateSpec((p, n_heads, n_rounds))
         super().__init__(d_model, ReformerState, queries=past, values=past, buckets=buckets)
         self.n_heads, self.window, self.dropout = n_heads, window, dropout
@@ -80,7 +79,7 @@ class Reformer(Mixer):
     def mix(self, x: Tensor, state: ReformerState, mask: None) -> tuple[Tensor, ReformerState]:
         projected = self.queries(x), self.values(x)
         queries, values = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in projected)
-        known = after(state, ReformerState(queries, values, self._buckets(queries)))
+        known = append_to_cache(state, ReformerState(queries, values, self._buckets(queries)))
         n_queries, n_keys, dtype = x.shape[1], known.queries.shape[1], projected[0].dtype
         keys = functional.normalize(known.queries, dim=-1)
         queries, keys, values = (part.to(dtype).transpose(1, 2) for part in (queries, keys, known.values))
@@ -99,7 +98,7 @@ class Reformer(Mixer):
                 )
             )
         y = torch.cat(outputs, 2).transpose(1, 2).flatten(2)
-        return self.output_projection(y), still_seen(known, self.window)
+        return self.output_projection(y), trim_cache(known, self.window)
 
     def why_not_exportable(self) -> str:
         return "reformer keeps the last steps themselves, and their number grows up to its window"

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from recurra.checks import require, require_probability
 from recurra.layers.attention import AttentionWindow, dot_product_attention, head_size
 from recurra.layers.positions import sinusoids
-from recurra.mixers.base import Dim, Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 
 
 class RelativeAttentionState(NamedTuple):

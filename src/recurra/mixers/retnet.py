@@ -11,8 +11,7 @@ from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.layers.positions import phases, rotate
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
 
 

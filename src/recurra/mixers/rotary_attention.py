@@ -9,11 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, require_positive, require_probability
-from recurra.layers.attention import after, causal_attention, head_size, most_kept, still_seen, windows
+from recurra.layers.attention import append_to_cache, cache_limit, causal_attention, head_size, trim_cache, windows
 from recurra.layers.norms import at_least_float32
 from recurra.layers.positions import phases, rotate
-from recurra.mixers.base import Dim, Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 
 
 class RotaryAttentionState(NamedTuple):
@@ -67,7 +66,7 @@ class RotaryAttention(Mixer):
             even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
         )
         require_probability(dropout=dropout)
-        past = StateSpec((Dim("p", most_kept(window)), n_kv_heads, d_head))
+        past = StateSpec((Dim("p", cache_limit(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated
         self.window, self.dropout, self.rotation_base = window, dropout, rotation_base
@@ -76,9 +75,9 @@ class RotaryAttention(Mixer):
 
     def mix(self, x: Tensor, state: RotaryAttentionState, mask: None) -> tuple[Tensor, RotaryAttentionState]:
         queries, keys, values = self.project(x)
-        known = after(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
+        known = append_to_cache(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
         y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
-        return self.output(x, y.flatten(2)), still_seen(known, self.window)
+        return self.output(x, y.flatten(2)), trim_cache(known, self.window)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, L, H, d_head), keys and values (B, L, G, d_head), not rotated."""

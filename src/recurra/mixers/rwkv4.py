@@ -11,8 +11,7 @@ from recurra.checks import require_at_least
 from recurra.layers.feed_forward import mixed, with_previous
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.scan.operator import linear_scan
 from recurra.ops.scan.reference import stabilisers
 from recurra.state import last_step

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require_at_least
 from recurra.layers.feed_forward import mixed, with_previous
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class RWKV4ChannelMixingState(NamedTuple):

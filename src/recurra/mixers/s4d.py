@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from recurra.layers.norms import at_least_float32
 from recurra.layers.state_space import ChannelModes, require_pairs, run_channels
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class S4DState(NamedTuple):

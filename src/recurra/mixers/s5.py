@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.layers.state_space import DenseModes, require_pairs
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class S5State(NamedTuple):

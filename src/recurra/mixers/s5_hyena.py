@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.state_space import DenseModes, require_pairs
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class S5HyenaState(NamedTuple):

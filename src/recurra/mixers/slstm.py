@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
-from recurra.mixers.base import Mixer, StateSpec
-from recurra.mixers.registry import register_mixer
+from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 
 
@@ -57,10 +56,10 @@ class SLSTM(Mixer):
         bound = d_head**-0.5
         self.recurrent_weights = nn.Parameter(torch.empty(n_heads, d_head, 4 * d_head).uniform_(-bound, bound))
         self.norm_weight = nn.Parameter(torch.ones(d_model))
-        self.draw_start()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def draw_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Open the forget gates, as published. Call this again after re-initialising the weights."""
         forget = self.input_weights.bias.view(4, self.n_heads, -1)[2]
         forget.copy_(torch.linspace(3.0, 6.0, forget.shape[1]))

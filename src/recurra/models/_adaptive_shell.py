@@ -1,4 +1,7 @@
-"""The Transformer-XL block, post-norm as published, or pre-norm, around any attention `(x, state) -> (y, state)`."""
+"""The base class of Transformers with adaptive embeddings and softmax.
+
+Its block is Transformer-XL's, post-norm as published or pre-norm, around any attention `(x, state) -> (y, state)`.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable

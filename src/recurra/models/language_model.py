@@ -11,7 +11,7 @@ from recurra.layers.feed_forward import FEED_FORWARDS
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
 from recurra.lengths import mask_fill
-from recurra.mixers.registry import create_mixer
+from recurra.mixers.base import create_mixer
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
@@ -249,5 +249,5 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-    elif (draw := getattr(module, "draw_start", None)) is not None:
-        draw()  # a transition or a mixer with a start of its own, whose projections were drawn before it
+    elif hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]  # of a mixer or a transition, whose linear layers came before it

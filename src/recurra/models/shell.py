@@ -1,4 +1,4 @@
-"""The shell of a language model: tokens in, logits or losses out, and any body over time in between."""
+"""The base class of language models: tokens in, logits or losses out, and any body over time in between."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

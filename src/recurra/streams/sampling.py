@@ -260,7 +260,7 @@ def _alone(logits: Tensor, choice: TokenChoice) -> int | ValueError:
 
 def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
     """Return the tokens; -1 where there is none."""
-    from recurra.streams.choice_kernels import choose_kernel
+    from recurra.streams._sampling_kernels import choose_kernel
 
     n_rows, n_words = logits.shape
     settings = [_in_numbers(choice.config, n_words) for choice in choices]

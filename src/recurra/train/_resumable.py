@@ -1,4 +1,4 @@
-"""From a checkpoint back to a run: the random states of all generators, and whether the parts of a checkpoint fit."""
+"""The model, optimiser, data and random states of a run in training, to a checkpoint and back."""
 
 import math
 import random

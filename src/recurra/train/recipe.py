@@ -1,4 +1,7 @@
-"""Recipes: experiments as YAML files, families of variants in one file, and overrides from the command line."""
+"""Recipes: experiments as YAML files, families of variants in one file, and overrides from the command line.
+
+`load_recipe` makes an `Experiment` of a file; `Experiment.build_model` makes its model.
+"""
 
 import copy
 import difflib

@@ -20,6 +20,7 @@ from recurra.checks import (
     require_whole_number,
     sentence,
 )
+from recurra.data._files import Cache
 from recurra.data.batches import (
     IGNORED_TARGET,
     VIDEO_HELD_OUT,
@@ -31,7 +32,6 @@ from recurra.data.batches import (
     require_rank,
     require_step,
 )
-from recurra.data.files import Cache
 from recurra.video.clips import ClipMaker, FrameSampling, PoseFolder
 from recurra.video.layouts import VIDEO_LAYOUTS, CheckedVideo, Listing, Video, check_videos
 from recurra.video.reader import ReadAhead, VideoError, VideoInfo

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from recurra._files.reading import read_json, read_text
 from recurra.checks import choose, require, sentence
+from recurra.data._files import Cache, progress
 from recurra.data.batches import SPLITS, Split
-from recurra.data.files import Cache, progress
 from recurra.registry import Registry
 from recurra.video.reader import VideoError, VideoInfo, probe_video
 

@@ -19,8 +19,8 @@ from jaxtyping import UInt8
 
 from recurra._files.digests import read_stamped, write_stamped
 from recurra.checks import fields_of, require, require_whole_number, sentence
+from recurra.data._files import progress, user_cache_folder
 from recurra.data.batches import MOTIONS, random_generator
-from recurra.data.files import progress, user_cache_folder
 from recurra.video.data import VideoConfig, VideoData
 from recurra.video.reader import VideoInfo
 

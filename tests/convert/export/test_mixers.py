@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recurra.convert.export.programs import StreamProgram, prefill_program, state_tensors, step_program, zero_state
-from recurra.mixers.registry import list_mixers
+from recurra.mixers.base import list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 

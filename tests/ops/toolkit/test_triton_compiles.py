@@ -49,9 +49,9 @@ def test_scan(compiled, target, dtype):
     compiled["target"] = target
     a, h0 = torch.zeros(1, 130, 64, dtype=dtype), torch.zeros(1, 64, dtype=dtype)
     scan_kernels.scan_into(a, a, a, h0, False)
-    scan_kernels.scan_back_into(a, a, h0, a, a, a, h0, True)
-    assert set(compiled) == {"target", "_summarise", "_walk", "_walk_back"}
-    for name in ("_summarise", "_walk", "_walk_back"):
+    scan_kernels.scan_backward_into(a, a, h0, a, a, a, h0, True)
+    assert set(compiled) == {"target", "_chunk_products", "_walk", "_walk_backward"}
+    for name in ("_chunk_products", "_walk", "_walk_backward"):
         assert "cp.async" in compiled[name], "the reads of later steps are under way"
 
 
@@ -80,10 +80,10 @@ def test_single_steps(compiled, channels):
     compiled["target"] = 80
     a, x0 = torch.zeros(2, 1, channels), torch.zeros(2, channels)
     scan_kernels.scan_into(a, a, a, x0, True)
-    scan_kernels.scan_back_into(a, a, x0, a, a, a, x0, False)
+    scan_kernels.scan_backward_into(a, a, x0, a, a, a, x0, False)
     fused_kernels.forward_into(a, a, a, a, a, a, a, a, x0, x0)
     fused_kernels.backward_into([a] * 5 + [x0] * 2, a, a, a, a, a, a, a, a, x0, x0, a, a)
-    assert set(compiled) == {"target", "_walk", "_walk_back", "_forward", "_backward"}
+    assert set(compiled) == {"target", "_walk", "_walk_backward", "_forward", "_backward"}
 
 
 @pytest.mark.parametrize(

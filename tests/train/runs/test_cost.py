@@ -10,7 +10,7 @@ from recurra.analysis.cost import measured_cost
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
-from recurra.train.figures import cost_curves, cost_of, scored_perplexity
+from recurra.train._figures import cost_curves, cost_of, scored_perplexity
 
 MODEL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 6}
 COMMON = f"""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from recurra.train._figures import _curves, draw_runs, gates_of
 from recurra.train.checkpoint import CheckpointError
-from recurra.train.figures import _curves, draw_runs, gates_of
 from recurra.train.run import open_run
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.analysis.gradient_flow import measure_gradient_flow
-from recurra.train.figures import measure_gradients, measured_tokens
+from recurra.train._figures import measure_gradients, measured_tokens
 from recurra.train.run import open_run
 
 N = 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.train.runs.conftest import RECIPES
 
-from recurra.data.prepare import Preparation, prepare
+from recurra.data._prepare import Preparation, prepare
 from recurra.data.text import TextConfig
 from recurra.train.recipe import find_recipe, read_family, recipe_names
 from recurra.train.run import default_run_folder, resume_run, start_run

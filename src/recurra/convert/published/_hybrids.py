@@ -20,7 +20,7 @@ from recurra.convert.published._rules import (
     turned_pairs,
     written,
 )
-from recurra.mixers.registry import mixer_options
+from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
 _Options = dict[str, dict[str, Any]]

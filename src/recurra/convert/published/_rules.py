@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.mixers.registry import mixer_options
+from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
 _N_SHOWN = 5

@@ -32,7 +32,7 @@ from recurra.convert.published._rules import (
     weights_by_their_names,
 )
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.mixers.registry import mixer_options
+from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 

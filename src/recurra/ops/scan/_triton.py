@@ -59,7 +59,7 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _walk_back(  # type: ignore[no-untyped-def]
+def _walk_backward(  # type: ignore[no-untyped-def]
     dh, a, h, h0, entering, da, db, dh0, dh_batch, dh_time, dh_channel, a_batch, a_time, a_channel,
     length, channels, chunks, span, last, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def _walk_back(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _summarise(  # type: ignore[no-untyped-def]
+def _chunk_products(  # type: ignore[no-untyped-def]
     a, b, products, lasts, a_batch, a_time, a_channel, b_batch, b_time, b_channel,
     length, channels, chunks, span, first, step,
     IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -153,7 +153,7 @@ def _carries(a: Tensor, b: Tensor, x0: Tensor, laid_out: Plan, first: int, step:
     chunks = laid_out.chunks - 1
     products, lasts = (torch.empty((batch, chunks, channels), dtype=b.dtype, device=b.device) for _ in range(2))
     if chunks:
-        _summarise[grid(batch, chunks, channels, laid_out)](
+        _chunk_products[grid(batch, chunks, channels, laid_out)](
             *map(floats, (a, b, products, lasts)), *a.stride(), *b.stride(),
             length, channels, chunks, laid_out.span, first, step,
             IS_BACKWARD=is_backward, IS_COMPLEX=b.is_complex(), **laid_out.options,
@@ -171,7 +171,7 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
         _run_walk(h, a, b, entering, laid_out, first, step)
 
 
-def scan_back_into(
+def scan_backward_into(
     da: Tensor, db: Tensor, dh0: Tensor, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
 ) -> None:
     """Fill the gradients da, db (B, L, D) and dh0 (B, D), contiguous, of the scan that computed h."""
@@ -181,7 +181,7 @@ def scan_back_into(
     h, h0 = h.contiguous(), h0.contiguous()
     with on_device_of(h):
         entering = _carries(a, dh, torch.zeros_like(h0), laid_out, last, step, is_backward=True)
-        _walk_back[grid(batch, laid_out.chunks, channels, laid_out)](
+        _walk_backward[grid(batch, laid_out.chunks, channels, laid_out)](
             *map(floats, (dh, a, h, h0, entering, da, db, dh0)), *dh.stride(), *a.stride(),
             length, channels, laid_out.chunks, laid_out.span, last, step,
             IS_COMPLEX=h.is_complex(), **laid_out.options,

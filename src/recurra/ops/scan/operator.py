@@ -113,7 +113,7 @@ def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reve
     if h.is_cuda or backend == "triton":
         from recurra.ops.scan import _triton as triton_kernels
 
-        triton_kernels.scan_back_into(da, db, dh0, dh, a, h, h0, reverse)
+        triton_kernels.scan_backward_into(da, db, dh0, dh, a, h, h0, reverse)
         return
     dh, a, h = last_dim_contiguous(dh), last_dim_contiguous(a), h.resolve_conj().contiguous()
     h0 = h0.resolve_conj().resolve_neg().contiguous()

@@ -24,8 +24,8 @@ from recurra._files.digests import file_sha256, read_stamped, write_stamped
 from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import choose, require, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Source, Unit, corpus_path, find_units
+from recurra.data._files import progress
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
-from recurra.data.files import progress
 from recurra.data.tokenizers import (
     EOS,
     UNK,
@@ -50,7 +50,7 @@ def _worker_map(workers: int) -> Iterator[_Map]:
     there = "forkserver" in get_all_start_methods()  # not on Windows
     processes = get_context("forkserver" if there else "spawn")
     if there:
-        processes.set_forkserver_preload(["recurra.data.prepare"])
+        processes.set_forkserver_preload(["recurra.data._prepare"])
     pool = ProcessPoolExecutor(workers, processes, initializer=_end_with_parent)
     try:
         yield pool.map
