@@ -36,13 +36,15 @@ MIXERS = {  # one block each, so that one trace does for many
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
 }
-HALVES = {"one half": [*MIXERS][::2], "the other": [*MIXERS][1::2]}  # two stacks, for two workers
+HALVES = {"one half": [*MIXERS][::2], "the other": [*MIXERS][1::2]}
+STACKS = {"a sample": ["gateloop", "hyena", "lru", "mamba", "rg-lru", "rwkv4"], **HALVES}
+SLOW_STACKS = ["a sample", *(pytest.param(half, marks=pytest.mark.slow) for half in HALVES)]
 CASES = {
     **{
         case: LanguageModelConfig(
             **SIZES, n_layer=len(names), mixer=names, mixer_options={name: MIXERS[name] for name in names}
         )
-        for case, names in HALVES.items()
+        for case, names in STACKS.items()
     },
     "heads, output gate, tied": LanguageModelConfig(
         **SIZES, n_layer=1, mixer_options={"n_heads": 3, "d_v": 9, "output_gate": True}, tie_embeddings=True
@@ -83,15 +85,13 @@ def test_every_registered_mixer_is_here():
     assert {*MIXERS, *REFUSED} == set(list_mixers())
 
 
-@pytest.mark.parametrize(
-    ("case", "batch"), [("one half", 1), ("the other", 1), ("heads, output gate, tied", 3), ("fixed", None)]
-)
-def test_torch_programs(case, batch):
-    model = make_model(case)
+@pytest.mark.parametrize("case", [*SLOW_STACKS, "heads, output gate, tied", "fixed"])
+def test_torch_programs(case):
+    model, batch = make_model(case), {"heads, output gate, tied": 3, "fixed": None}.get(case, 1)
     with torch.no_grad():
         prefill, step = (trace(make_model(case), batch=batch) for trace in TRACES)
         require_programs_compute(model, prefill, step, batch)
-    if case in HALVES:
+    if case in STACKS:
         for program, length in ((prefill, 4), (step, 1)):
             require_gradients(model, program, torch.randint(11, (1, length)))
 
@@ -124,7 +124,7 @@ def require_gradients(model: LanguageModel, traced: StreamProgram, tokens: torch
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["one half", pytest.param("the other", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", SLOW_STACKS)
 @torch.no_grad()
 def test_onnx(case):
     for package in ("onnx", "onnxscript", "onnxruntime"):
