@@ -27,6 +27,7 @@ class Registry(Generic[_Entry]):
         """Return a decorator that files its argument under `name`."""
 
         def file(entry: _Entry) -> _Entry:
+            self._import_named(name, but_not=getattr(entry, "__module__", ""))
             if self._entries.setdefault(name, entry) is not entry:
                 raise ValueError(f"{self.kind} {name!r} is registered already; choose another name")
             return entry
@@ -34,10 +35,8 @@ class Registry(Generic[_Entry]):
         return file
 
     def __getitem__(self, name: str) -> _Entry:
-        own = name.replace("-", "_")
-        for package in self._packages:
-            if name not in self._entries and own in _modules_of(package):
-                import_module(f"{package}.{own}")
+        if name not in self._entries:
+            self._import_named(name)
         if name not in self._entries:
             self._import_all()
         try:
@@ -51,6 +50,13 @@ class Registry(Generic[_Entry]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def _import_named(self, name: str, but_not: str = "") -> None:
+        """Import the module of a package that a name is expected in: "min-gru" in min_gru.py."""
+        own = name.replace("-", "_")
+        for package in self._packages:
+            if own in _modules_of(package) and f"{package}.{own}" != but_not:
+                import_module(f"{package}.{own}")
 
     def _import_all(self) -> None:
         for package in self._packages:
