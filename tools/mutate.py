@@ -29,6 +29,7 @@ _SWAPPED: dict[type, Any] = {
     ast.GtE: ast.Gt,
 }
 _MESSAGES = ("print", "sentence", "kind_of", "warn", "warning", "info", "debug", "suppress", "TypeVar")
+_PREFETCHES = ("prefetch", "_fetch")  # which change no result
 
 
 def _tests(path: Path) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ def _nodes(node: ast.AST, in_function: bool = False) -> Iterator[ast.AST]:
     """Give the nodes inside functions, without annotations, messages and Triton's code."""
     for child in ast.iter_child_nodes(node):
         called = getattr(child, "func", None)
-        is_message = getattr(called, "attr", getattr(called, "id", "")) in _MESSAGES
+        is_message = getattr(called, "attr", getattr(called, "id", "")) in _MESSAGES + _PREFETCHES
         is_signature = isinstance(node, (ast.FunctionDef, ast.AnnAssign)) and not isinstance(child, ast.stmt)
         is_triton = any("triton" in ast.unparse(one) for one in getattr(child, "decorator_list", ()))
         if not (is_message or is_signature or is_triton or isinstance(child, (ast.Raise, ast.Assert, ast.JoinedStr))):
