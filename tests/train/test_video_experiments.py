@@ -13,6 +13,7 @@ from recurra.train.evaluate import evaluate
 from recurra.train.experiment import Experiment
 from recurra.train.loop import Trainer
 from recurra.train.run_folder import RunFolder
+from recurra.train.task import find_task
 from recurra.video.crvit import CompactRecurrentViTConfig
 from recurra.video.data import VideoConfig
 from recurra.video.motions import MotionsConfig
@@ -147,3 +148,10 @@ def test_poses_reach_the_loss(tmp_path):
 def test_poses_for_other_models_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"data\.poses is .*; expected null but for PI-ViT"):
         Experiment(experiment="video-timesformer", data=VideoConfig(path=str(tmp_path), poses="poses"))
+
+
+def test_names_of_classes_are_lines_of_a_file(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"name of a class is 'a\\nb'; expected letters, and no control characters"):
+        find_task("motions").save_extras(SimpleNamespace(class_names=("a", "a\nb")), folder)
+    assert not folder.path.exists()

@@ -216,7 +216,6 @@ def _kept_locked(run: RunFolder) -> Iterator[None]:
 def _describe(trainer: Trainer) -> None:
     """Write what a run is into its folder: its configuration and its tokenizer or classes."""
     task = trainer.experiment.task
-    task.check_extras(trainer.data)
     task.save_extras(trainer.data, trainer.folder)  # first: what has a configuration is a run
     trainer.folder.write_config(to_yaml(trainer.experiment))
 

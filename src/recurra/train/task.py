@@ -79,11 +79,11 @@ class Task:
         """Load the weights of `init_from` into a fresh model for `data`, and return a line on them."""
         raise NotImplementedError
 
-    def check_extras(self, opened: Any) -> None:
-        """Refuse data of which the names cannot be saved, before anything is written. Raises ValueError."""
-
     def save_extras(self, opened: Any, folder: RunFolder) -> None:
-        """Write what tells what a model's inputs or classes mean: a tokenizer, the names of the classes."""
+        """Write what tells what a model's inputs or classes mean: a tokenizer, the names of the classes.
+
+        Raises ValueError, before anything is written, for names that cannot be saved.
+        """
 
     def tokenizer(self, run: Any) -> Any:
         """Load the tokenizer of a run over text. Raises ValueError if it is not over text."""

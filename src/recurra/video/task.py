@@ -68,14 +68,11 @@ class VideoTask(Task):
         """Load the weights of a run, of the published TimeSformer or of Hugging Face's port of it."""
         return start_from(model, path)  # type: ignore[arg-type]
 
-    def check_extras(self, opened: VideoData) -> None:
-        """Refuse names of classes that cannot be lines of a file."""
+    def save_extras(self, opened: VideoData, folder: RunFolder) -> None:
+        """Write the names of the classes, one per line; refuse those that cannot be lines of a file."""
         bad = next((name for name in opened.class_names if not _can_be_listed(name)), None)
         if bad is not None:
             raise ValueError(sentence("the name of a class", repr(bad), "letters, and no control characters"))
-
-    def save_extras(self, opened: VideoData, folder: RunFolder) -> None:
-        """Write the names of the classes, one per line."""
         with replacing(folder.classes) as file:
             file.write("".join(f"{name}\n" for name in opened.class_names).encode())
 
