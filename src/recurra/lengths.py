@@ -227,7 +227,7 @@ def mask_fill(
 
 def check_reset(x: Tensor, reset: Tensor, cu_seqlens: Tensor | None) -> None:
     """Refuse a reset that does not fit x, (B, L, ...)."""
-    _require_booleans("reset", reset, x, "a row starts anew")
+    _require_booleans("reset", reset, x, "a sequence starts")
     if cu_seqlens is not None:
         raise ValueError(
             "reset and cu_seqlens are both given; expected one: packed sequences start anew at each border"
