@@ -237,7 +237,7 @@ def check_reset(x: Tensor, reset: Tensor, cu_seqlens: Tensor | None) -> None:
 def cut_transitions(
     a: Tensor, reset: Bool[Tensor, "B L"], n_dimensions: int, reverse: bool = False
 ) -> Shaped[Tensor, "B L *channels"]:
-    """Put transitions of 0 where a row starts anew, without a gradient.
+    """Put transitions of 0 where a sequence starts, without a gradient.
 
     Args:
         a: transitions whose shape broadcasts to the inputs', (B, L, *channels).
