@@ -242,6 +242,16 @@ def test_places_are_given_in_order_and_a_large_turn_is_not_overtaken():
     assert list(scheduler.admit()) == [large, small]
 
 
+def test_all_requests_are_dropped_and_those_that_were_admitted_are_known():
+    scheduler = Scheduler(1, 8)
+    first, second = asked(5), asked(5)
+    for one in (first, second):
+        scheduler.add(one)
+    assert not list(scheduler.admit())  # the first has something to read
+    assert scheduler.drop_all() == [(second, False), (first, True)]
+    assert scheduler.is_idle
+
+
 def test_a_turn_keeps_a_bounded_number_of_marks():
     one, places = asked(0), [StreamState(None, (), n) for n in range(1000)]
     one.checkpoint_every = 16

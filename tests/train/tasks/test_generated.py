@@ -230,6 +230,7 @@ def test_levels_are_the_steps_of_a_growth_that_waits():
         (StateTrackingConfig, {"growth_loss": 0.1}, r"data\.growth_loss is 0\.1; expected null without"),
         (StateTrackingConfig, {"task": "sorting"}, r"data\.task is 'sorting'; expected one of parity"),
         (StateTrackingConfig, {"min_length": 1}, r"data\.min_length is 1; expected at least 2"),
+        (StateTrackingConfig, {"min_length": 41}, r"data\.max_length is 40; expected at least 41"),
         (StateTrackingConfig, {"final_length": 39}, r"data\.final_length is 39; expected at least 40"),
         (StateTrackingConfig, {"final_length": 80}, r"data\.growth_epochs is 0; expected at least 1 with"),
         (StateTrackingConfig, {"hold_epochs": 2}, r"data\.hold_epochs is 2; expected 0 without data\.final_length"),
