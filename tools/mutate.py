@@ -29,15 +29,16 @@ _SWAPPED: dict[type, Any] = {
     ast.GtE: ast.Gt,
 }
 _MESSAGES = ("print", "sentence", "kind_of", "warn", "warning", "info", "debug", "suppress", "TypeVar")
+_SHARED = {"mixers": "contracts", "ops": "ops/toolkit"}
 _PREFETCHES = ("prefetch", "_fetch")  # which change no result
 
 
 def _tests(path: Path) -> tuple[str, ...]:
-    """Name the module's own tests, then those of its folder, and the contract suite for mixers."""
+    """Name the module's own tests, then those of its folder, and those that all mixers or operators share."""
     inner = path.relative_to(ROOT / "src/recurra")
     folder = ROOT / "tests" / str(inner.parent).replace("/_", "/")
-    contracts = ROOT / "tests" / ("contracts" if inner.parts[0] == "mixers" else "")
-    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), folder, contracts]
+    shared = ROOT / "tests" / _SHARED.get(inner.parts[0], "")
+    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), folder, shared]
     return tuple(str(one.relative_to(ROOT)) for one in found if one.exists() and one != ROOT / "tests")
 
 
