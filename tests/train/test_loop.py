@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from recurra.data.batches import IGNORED_TARGET, Batch
 from recurra.train.evaluate import evaluate
 from recurra.train.loop import Trainer, TrainingDiverged
-from recurra.train.metrics import _COLUMNS, read_metrics
+from recurra.train.metrics import _COLUMNS, RunProgress, read_metrics
 from recurra.train.run_folder import RunFolder
 
 MEASURED = [name for name in _COLUMNS if name not in ("tokens_per_second", "seconds")]
@@ -134,6 +134,13 @@ def test_a_best_checkpoint_is_saved_after_its_record(make_trainer, monkeypatch):
     trainer.fit(quiet())
     assert logged
     assert all(steps[-1] == step for step, steps in logged)
+
+
+def test_every_step_moves_the_progress(make_trainer, monkeypatch):
+    steps = []
+    monkeypatch.setattr(RunProgress, "advance", lambda self, step: steps.append(step))
+    make_trainer(max_steps=4).fit(quiet())
+    assert steps == [1, 2, 3, 4]
 
 
 def test_the_logged_loss_is_the_mean_since_the_last_record(make_trainer):
