@@ -131,3 +131,15 @@ def test_no_exported_name_is_a_modules(stub):
     (names,) = (ast.literal_eval(line.value) for line in tree.body if isinstance(line, ast.Assign))
     modules = {path.stem for path in stub.parent.glob("*.py")} | {path.name for path in stub.parent.iterdir()}
     assert not modules & {name for name in names if (stub.parent.name, name) != ("recurra", "state")}
+
+
+def test_a_model_and_a_stream_load_no_wing(run_python):
+    program = """
+    import sys
+    from recurra.models import LanguageModel, LanguageModelConfig
+    from recurra.streams import Stream
+    Stream(LanguageModel(LanguageModelConfig(11, None, 1, 8, 8)).eval())
+    wings = ("decoding", "data", "convert", "train", "video", "analysis", "serve", "cli")
+    print(*(name for name in sys.modules if name.startswith(tuple(f"recurra.{wing}" for wing in wings))), "none")
+    """
+    assert run_python(program).split() == ["none"]

@@ -4,6 +4,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 _Entry = TypeVar("_Entry")
@@ -66,5 +67,7 @@ class Registry(Generic[_Entry]):
 
 @cache
 def _modules_of(package: str) -> list[str]:
-    """List the names of a package's modules, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(import_module(package).__path__))
+    """List the names of a package's modules, sorted, without importing it."""
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    return sorted(module.name for module in pkgutil.iter_modules(folders or []))
