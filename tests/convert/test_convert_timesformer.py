@@ -5,6 +5,7 @@ import torch
 from transformers import TimesformerConfig, TimesformerForVideoClassification
 
 from recurra.video._published import own_weights, start_from
+from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 FRAMES, HEADS = 3, 3
@@ -90,6 +91,15 @@ def test_another_resolution_takes_the_nearest_patch_s_position(edge, tmp_path):
     port.config.image_size = edge  # for the port's own counting of patches
     found = started(original(port), tmp_path, image_size=edge)(clip)[0]
     torch.testing.assert_close(found[:, 0], port(clip).logits, **CLOSE)
+
+
+def test_a_cr_vit_of_more_classes_than_channels_keeps_its_own_classifier(tmp_path):
+    options = {**SIZES, "n_classes": 30, "n_frames": FRAMES, "image_size": 12}
+    model = CompactRecurrentViT(CompactRecurrentViTConfig(**options)).double()
+    before = {name: tensor.clone() for name, tensor in model.head.state_dict().items()}
+    torch.save(original(hugging_face()), tmp_path / "weights.pyth")
+    assert "a fresh classifier: 5 classes there" in start_from(model, str(tmp_path / "weights.pyth"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.head.state_dict().items())
 
 
 def test_every_name_is_known_and_none_other():

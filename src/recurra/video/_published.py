@@ -76,7 +76,7 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
     fresh_head = n_classes != model.config.n_classes
     if isinstance(model, CompactRecurrentViT) and not has_memory:
         if fresh_head:
-            weights |= {name: tensor[..., : model.config.d_model] for name, tensor in own_head.items()}
+            weights |= own_head | {"head.weight": own_head["head.weight"][:, : model.config.d_model]}
         load_timesformer(model, weights)
     else:
         load_weights(model, weights | own_head if fresh_head else weights, place)
