@@ -183,7 +183,7 @@ def test_memory_horizon_is_table_2_and_table_3(name, transition):
     assert data.batch_size * training.accumulate == 32
     assert training.max_steps is None
     assert (optimizer.learning_rate, optimizer.betas, optimizer.weight_decay) == (0.0025, (0.9, 0.98), 0.05)
-    assert (optimizer.transition_learning_rate, optimizer.transition_weight_decay) == (None, None)
+    assert (optimizer.transition_learning_rate, optimizer.transition_weight_decay) == (None, 0.05)
     assert experiment.schedule == ScheduleConfig(warmup_steps=10_000)
     assert (model.n_layer, model.d_channel_mixing, model.d_model) == (4, 128, 64)
     assert model.mixer == "gateloop"

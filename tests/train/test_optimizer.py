@@ -12,6 +12,7 @@ from tests.train.test_loop import records
 from torch import nn
 from torch.optim import AdamW
 
+from recurra.mixers import create_mixer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train import config as optimizer_registry
 from recurra.train._muon import Muon, _orthogonalise, matrix_ids
@@ -29,12 +30,48 @@ def by_name(model: nn.Module, config: OptimizerConfig) -> dict[str, tuple[float,
     }
 
 
-@pytest.mark.parametrize(("decay", "expected"), [(None, 0.0), (0.0, 0.0), (0.7, 0.7)])
-def test_the_transition_has_its_own_rates(toy_model, decay, expected):
+@pytest.mark.parametrize("decay", [0.0, 0.7])
+def test_the_transition_has_its_own_rates(decay):
     config = OptimizerConfig(learning_rate=0.1, transition_learning_rate=0.02, transition_weight_decay=decay)
-    rules = by_name(toy_model, config)
-    assert rules["decay"] == (0.02, expected)
-    assert rules["norm.bias"] == (0.1, 0.0)
+    rules = by_name(create_mixer("gateloop", 4), config)
+    assert rules["transition.projection.weight"] == (0.02, decay)
+    assert rules["transition.projection.bias"] == (0.02, 0.0)
+    assert rules["output_projection.weight"] == (0.1, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "names"),
+    [
+        ("gateloop", "transition.projection.weight"),
+        ("gated-delta-net", "A_log dt_bias decay_projection.weight"),
+        ("h3", "log_decay log_step frequency skip"),
+        ("hyena", "skips"),
+        ("lru", "nu theta skip"),
+        ("mamba", "log_decay step_bias skip"),
+        ("mamba2", "log_decay step_bias skip"),
+        ("mamba3", "b_bias c_bias step_bias skip"),
+        ("relative-attention", "content_bias position_bias"),
+        ("s4d", "log_decay log_step frequency skip"),
+    ],
+)
+def test_time_scales_biases_and_skips_do_not_decay(mixer, names):
+    rules = by_name(create_mixer(mixer, 8), OptimizerConfig(weight_decay=0.1))
+    assert {name: rules[name][1] for name in names.split()} == dict.fromkeys(names.split(), 0.0)
+    weight = "output_weights" if mixer == "lru" else "output_projection.weight"
+    assert rules[weight][1] == 0.1
+
+
+@pytest.mark.parametrize("name", ["mamba", "s4d", "h3"])
+def test_without_gradients_the_transition_keeps_its_values(name):
+    mixer = create_mixer(name, 4)
+    start = copy.deepcopy(mixer.state_dict())
+    optimizer = build_optimizer(mixer, OptimizerConfig(learning_rate=0.1, weight_decay=0.1))
+    for parameter in mixer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    changed = {key for key, value in mixer.state_dict().items() if not torch.equal(value, start[key])}
+    assert "output_projection.weight" in changed
+    assert not changed & {"log_decay", "log_step", "frequency", "step_bias", "skip"}
 
 
 def test_patterns_of_names_set_rates_and_the_last_that_fits_counts(toy_model):

@@ -134,15 +134,15 @@ class OptimizerConfig:
     own_options: dict[str, Any] = field(default_factory=dict)
     """Options of an optimiser of your own, by the names of its arguments."""
     weight_decay: float = 0.05
-    """Weight decay of matrices, embeddings included; biases and norm scales have none. adamw and muon decouple it from
-    the gradient; sgd adds it to the gradient, as an L2 penalty does."""
+    """Weight decay of matrices, embeddings included; biases, skip weights (Mamba's D), norm scales and the transition
+    have none. adamw and muon decouple it from the gradient; sgd adds it to the gradient, as an L2 penalty does."""
     transition_learning_rate: float | None = None
     """Peak learning rate of the transition's parameters; null: the same as for all others."""
     parameter_learning_rates: dict[str, float] = field(default_factory=dict)
     """Peak learning rates by patterns of parameter names, such as {"*.transition.*bias": 0.001}; they go before the
     rates above, and later patterns before earlier ones."""
-    transition_weight_decay: float | None = None
-    """Weight decay of the transition's parameters; null: the same rule as for all others."""
+    transition_weight_decay: float = 0.0
+    """Weight decay of the transition's matrices: 0 by default, since decay pulls time scales towards 1."""
     gradient_clip: float | None = None
     """Largest norm of the whole gradient, above 0; a longer gradient is scaled down to it. Null: no limit."""
 

@@ -123,9 +123,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Sort the trainable parameters of `model` into groups with the same learning rate and weight decay.
 
-    The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included;
-    biases and norm scales do not. The parameters that make the state transition may have their own learning rate and
-    weight decay, as in GateLoop Table 4; each module names its own in a method `transition_parameters()`.
+    Tensors with two or more dimensions decay, embeddings included; biases, skip weights and norm scales do not. Nor do
+    the parameters that make the state transition, as in the code of Mamba, S4 and H3 and in GateLoop Table 4, unless
+    `transition_weight_decay` says otherwise; each module names its own in a method `transition_parameters()`.
 
     Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales), `weight_decay` and, for Muon,
     `orthogonal`. Tied parameters count once, under their first name.
@@ -135,20 +135,21 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """
     transition = _transition_parameter_ids(model)
     for name in () if transition else ("transition_learning_rate", "transition_weight_decay"):
-        if (value := getattr(config, name)) is not None:
+        if value := getattr(config, name):
             got = f"{value}, for a model without parameters that make a state transition"
-            raise ValueError(sentence(f"optimizer.{name}", got, "null (none)"))
+            raise ValueError(sentence(f"optimizer.{name}", got, "none"))
     muon = config.algorithm == "muon"
     matrices = matrix_ids(model) - transition if muon else set()
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     patterns = _fitting_patterns([name for name, _ in trainable], config)
     members: dict[tuple[str, float, float, bool], list[nn.Parameter]] = defaultdict(list)
     for parameter_name, parameter in trainable:
-        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
-        name, rate = "base", config.learning_rate
+        name, rate, decay = "base", config.learning_rate, config.weight_decay
         if id(parameter) in transition:
             name, rate = "transition", config.transition_learning_rate or rate
-            decay = decay if config.transition_weight_decay is None else config.transition_weight_decay
+            decay = config.transition_weight_decay
+        if not _is_weight(parameter_name, parameter):
+            decay = 0.0
         if id(parameter) in matrices:
             name, rate = "matrices", config.options["matrix_learning_rate"]
         if parameter_name in patterns:
@@ -166,6 +167,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         }
         for (name, rate, decay, orthogonal), p in members.items()
     ]
+
+
+def _is_weight(name: str, parameter: nn.Parameter) -> bool:
+    """Tell a matrix from a bias, a skip weight or a scale; a bias may have a row for every head."""
+    return parameter.ndim >= 2 and not name.rpartition(".")[2].endswith(("bias", "skip", "skips"))
 
 
 def _fitting_patterns(names: list[str], config: OptimizerConfig) -> dict[str, str]:
