@@ -1,5 +1,7 @@
 """The kernel chooses the tokens that the plain form chooses, whichever rows stand beside a row."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -22,6 +24,10 @@ SETTINGS = [
     {"min_p": 1.0},
     {"repetition_penalty": 1.8},
     {"repetition_penalty": 0.4, "repetition_window": 3, "temperature": 0.0},
+    {"presence_penalty": 0.9},
+    {"frequency_penalty": 0.4, "temperature": 0.0},
+    {"logit_bias": {0: 4.0}, "temperature": 0.0},
+    {"logit_bias": {0: -100.0}, "presence_penalty": -1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
     {"temperature": 1.4, "top_k": 90, "top_p": 0.83, "min_p": 0.02, "repetition_penalty": 1.2, "repetition_window": 9},
 ]
 
@@ -33,15 +39,18 @@ def rows_of(settings: list[dict], n_words: int, seed: int = 0) -> list[TokenChoi
             SamplingConfig(**some),
             torch.Generator().manual_seed(100 * seed + number),
             torch.randint(n_words, (number % 30,), generator=chance).tolist(),
+            Counter(torch.randint(n_words, (7 * number,), generator=chance).tolist()),
         )
         for number, some in enumerate(settings)
     ]
 
 
 def by_the_plain_form(logits, rows):
-    return [
-        int(sample(row, one.config, one.generator, torch.tensor(one.recent).long())) for row, one in zip(logits, rows)
-    ]
+    chosen = []
+    for row, one in zip(logits, rows):
+        counts = torch.tensor([one.counts[token] for token in range(len(row))])
+        chosen.append(int(sample(row, one.config, one.generator, torch.tensor(one.recent).long(), counts)))
+    return chosen
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])

@@ -16,6 +16,7 @@ from recurra.streams.sampling import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    penalise_generated,
     penalise_repetition,
     sample,
 )
@@ -31,11 +32,16 @@ def test_the_default_draws_by_the_models_own_probabilities():
 
 
 def test_the_settings_apply_in_their_order():
-    logits, recent = torch.randn(300, 17) * 3, torch.randint(17, (300, 9))
-    config = SamplingConfig(repetition_penalty=1.7, repetition_window=4, temperature=1.5, top_k=9, top_p=0.8, min_p=0.1)
-    by_hand = penalise_repetition(logits, recent[:, 5:], 1.7)
+    logits, recent, counts = torch.randn(300, 17) * 3, torch.randint(17, (300, 9)), torch.randint(4, (300, 17))
+    penalties = {"repetition_penalty": 1.7, "repetition_window": 4, "presence_penalty": 0.6, "frequency_penalty": -0.3}
+    filters = {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.1}
+    config = SamplingConfig(logit_bias={3: 2.5, 11: -100.0}, **penalties, **filters)
+    by_hand = logits.clone()
+    by_hand[:, 3] += 2.5
+    by_hand[:, 11] -= 100
+    by_hand = penalise_generated(penalise_repetition(by_hand, recent[:, 5:], 1.7), counts, 0.6, -0.3)
     by_hand = keep_min_p(keep_top_p(keep_top_k(apply_temperature(by_hand, 1.5), 9), 0.8), 0.1)
-    assert torch.equal(sample(logits, config, generator(), recent), draw(by_hand, generator()))
+    assert torch.equal(sample(logits, config, generator(), recent, counts), draw(by_hand, generator()))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,10 @@ def test_the_settings_apply_in_their_order():
         ({"repetition_window": 65}, "repetition_window is 65"),
         ({"repetition_window": 8}, "repetition_window is 8; expected 64 without a repetition penalty"),
         ({"temperature": 0.0, "top_p": 0.9, "top_k": 3}, "top_k is 3; expected None at temperature 0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty is nan; expected a finite number"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
+        ({"logit_bias": {2: float("-inf")}}, r"logit_bias\[2\] is -inf; expected a finite number"),
+        ({"logit_bias": {-1: 1.0}}, "a token of logit_bias is -1; expected at least 0"),
     ],
 )
 def test_impossible_settings(settings, message):
@@ -75,6 +85,19 @@ def test_transformers_agrees():
 
 
 # --- repetition ---
+
+
+@pytest.mark.parametrize(("presence", "frequency"), [(0.7, 0.0), (0.0, 0.4), (-1.5, 0.25)])
+def test_penalties_of_generated_tokens_are_openais_formula(presence, frequency):
+    logits, counts = torch.randn(5).double(), [0, 1, 5, 0, 300]
+    found = penalise_generated(logits, torch.tensor(counts), presence, frequency).tolist()
+    assert found == [v - n * frequency - (presence if n else 0.0) for v, n in zip(logits.tolist(), counts)]
+    assert penalise_generated(logits.bfloat16(), torch.tensor(counts), presence, frequency).dtype == torch.float32
+
+
+def test_a_bias_for_a_token_that_does_not_exist():
+    with pytest.raises(IndexError):
+        sample(torch.zeros(4), SamplingConfig(logit_bias={4: 1.0}), generator())
 
 
 # --- temperature ---

@@ -57,7 +57,9 @@ def test_the_likeliest_tokens_are_those_without_drafts(model):
 @pytest.mark.parametrize(("noise", "n_drafted"), [(0.0, 1), (0.0, 7), (0.3, 3), (1.0, 2)])
 def test_any_draft_is_right(gateloop, noise, n_drafted, monkeypatch):
     monkeypatch.setattr("recurra.streams.speculation._LONGEST_UNREAD", 5)
-    prompt, options = draw_tokens(3), {"sampling": SamplingConfig(temperature=0.0, repetition_penalty=1.3)}
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+    config = SamplingConfig(temperature=0.0, logit_bias={2: 0.5}, **penalties)
+    prompt, options = draw_tokens(3), {"sampling": config}
     expected, _ = alone(gateloop, prompt, 20, **options)
     found, speculation = speculate(gateloop, noisy(gateloop, noise), prompt, 20, n_drafted, **options)
     assert found == expected

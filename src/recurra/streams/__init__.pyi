@@ -8,6 +8,7 @@ from recurra.streams.sampling import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    penalise_generated,
     penalise_repetition,
     sample,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "keep_min_p",
     "keep_top_k",
     "keep_top_p",
+    "penalise_generated",
     "penalise_repetition",
     "sample",
     "weights_fingerprint",

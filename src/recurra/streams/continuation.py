@@ -1,6 +1,7 @@
 """How a stream is continued: settings, the choice of one token after the other, and the text that they make."""
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, SupportsIndex, cast, runtime_checkable
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import require, require_whole_number, sentence
-from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
+from recurra.streams.sampling import SamplingConfig, TokenChoice, choose, distribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class Generation:
 
     def __init__(self, config: GenerationConfig) -> None:
         self.config, self.n_tokens, self.is_over = config, 0, False
+        self.counts: Counter[int] = Counter()  # how often each token was chosen, if a penalty asks for it
         seed = config.seed
         self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
         self._stop_tokens = frozenset(config.stop_tokens)
@@ -74,11 +76,20 @@ class Generation:
 
     def token_choice(self, recent: Sequence[int]) -> TokenChoice:
         """How the next token is chosen after these, for `recurra.streams.sampling.choose`."""
-        return TokenChoice(self.config.sampling, self.generator, recent)
+        return TokenChoice(self.config.sampling, self.generator, recent, self.counts)
+
+    def distribution(
+        self, logits: Float[Tensor, " V"], recent: Sequence[int], drafted: Sequence[int] = ()
+    ) -> Float[Tensor, " V"]:
+        """Give the probabilities of the next token after `recent`, whose end are `drafted`, which do not count yet."""
+        choice = self.token_choice(recent)._replace(counts=self.counts + Counter(drafted))
+        return distribution(logits, choice.config, *choice.past(len(logits)))
 
     def count(self, token: int) -> None:
         """Count a token that was chosen; `is_over` tells whether it is the last."""
         self.n_tokens += 1
+        if self.config.sampling.counts_tokens:
+            self.counts[token] += 1
         self.is_over = token in self._stop_tokens or self.n_left == 0
 
 

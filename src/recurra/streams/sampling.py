@@ -5,10 +5,11 @@ that each have their own settings.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -28,14 +29,20 @@ class SamplingConfig:
     The settings apply in the order listed here, each to the logits that the previous one left.
 
     Raises:
-        TypeError: `repetition_window` or `top_k` is not a whole number.
+        TypeError: `repetition_window`, `top_k` or a token of `logit_bias` is not a whole number.
         ValueError: a value is out of range, or would have no effect; the message names the field.
     """
 
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Added to the logits of these tokens."""
     repetition_penalty: float = 1.0
     """Above 1, recent tokens become less likely (see `penalise_repetition`)."""
     repetition_window: int = RECENT_TOKENS
     """How many of the last tokens, read or generated, count as recent; at most 64."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of all tokens that were generated so far (see `penalise_generated`)."""
+    frequency_penalty: float = 0.0
+    """Subtracted from their logits once for each time that they were."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the likeliest token."""
     top_k: int | None = None
@@ -43,9 +50,15 @@ class SamplingConfig:
     top_p: float | None = None
     """Draw from the likeliest tokens that together hold this share of the probability."""
     min_p: float | None = None
-    """Draw from the tokens at least this many times as likely as the likeliest one."""
+    """Draw from the tokens at least this many times as likely as the likeliest one, both after the temperature."""
 
     def __post_init__(self) -> None:
+        biases = {f"logit_bias[{token}]": bias for token, bias in self.logit_bias.items()}
+        for token in self.logit_bias:
+            require_whole_number(0, **{"a token of logit_bias": token})
+        added = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty, **biases}
+        for name, value in added.items():
+            require(math.isfinite(value), name, value, "a finite number")
         require_positive(repetition_penalty=self.repetition_penalty)
         fits = 1 <= self.repetition_window <= RECENT_TOKENS
         require(fits, "repetition_window", self.repetition_window, f"a number from 1 to {RECENT_TOKENS}")
@@ -65,6 +78,11 @@ class SamplingConfig:
                 value, expected = getattr(self, name), "None at temperature 0, which takes the likeliest token"
                 require(value is None, name, value, expected, f"omit {name}, or set a temperature above 0")
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a penalty depends on how often each token was generated."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 _SMALLEST_TEMPERATURE = 1e-20  # below it, logits / temperature would overflow; the likeliest tokens share it all
 
@@ -74,6 +92,7 @@ def sample(
     config: SamplingConfig,
     generator: torch.Generator,
     recent: Int[Tensor, "*batch n"] | None = None,
+    counts: Int[Tensor, "*batch V"] | None = None,
 ) -> Int[Tensor, "*batch"]:
     """Choose a token for each row.
 
@@ -82,33 +101,36 @@ def sample(
         config: how to choose.
         generator: the only source of chance, on the logits' device; unused at temperature 0.
         recent: the last tokens of each row, oldest first, for the repetition penalty; None for none.
+        counts: how often each token was generated, for the presence and frequency penalties; None for never.
 
     Raises:
         ValueError: there is no token to choose (see `draw`).
+        IndexError: a token of `logit_bias` is not in the vocabulary.
     """
-    logits = _adjusted(logits, config, recent)
+    logits = _adjusted(logits, config, recent, counts)
     return greedy(logits) if config.temperature == 0 else draw(logits, generator)
 
 
 def distribution(
-    logits: Float[Tensor, "*batch V"], config: SamplingConfig, recent: Int[Tensor, "*batch n"] | None = None
+    logits: Float[Tensor, "*batch V"],
+    config: SamplingConfig,
+    recent: Int[Tensor, "*batch n"] | None = None,
+    counts: Int[Tensor, "*batch V"] | None = None,
 ) -> Float[Tensor, "*batch V"]:
     """Give the probabilities, in float64, from which `sample` draws; at temperature 0 all of it is on one token.
 
     Arguments and errors are those of `sample`.
     """
-    logits = _adjusted(logits, config, recent)
+    logits = _adjusted(logits, config, recent, counts)
     if config.temperature == 0:
         return nn.functional.one_hot(greedy(logits), logits.shape[-1]).double()
     _require_a_distribution(logits)
     return logits.softmax(-1, dtype=torch.float64)
 
 
-def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> Tensor:
-    """The logits that the settings leave; at temperature 0, those that the penalty leaves."""
-    if recent is not None and config.repetition_penalty != 1:
-        window = recent[..., max(0, recent.shape[-1] - config.repetition_window) :]
-        logits = penalise_repetition(logits, window, config.repetition_penalty)
+def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None, counts: Tensor | None) -> Tensor:
+    """The logits that the settings leave; at temperature 0, those that bias and penalties leave."""
+    logits = _penalised(logits, config, recent, counts)
     if config.temperature == 0:
         return logits
     if config.temperature < _SMALLEST_TEMPERATURE:
@@ -121,6 +143,21 @@ def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> 
         logits = keep_top_p(logits, config.top_p)
     if config.min_p is not None:
         logits = keep_min_p(logits, config.min_p)
+    return logits
+
+
+def _penalised(logits: Tensor, config: SamplingConfig, recent: Tensor | None, counts: Tensor | None) -> Tensor:
+    """The logits after the bias and the penalties, in the order of vLLM's sampler."""
+    if config.logit_bias:
+        logits = at_least_float32(logits)
+        tokens = torch.tensor(list(config.logit_bias), device=logits.device)
+        biases = torch.tensor(list(config.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+        logits = logits.index_add(-1, tokens, biases.expand(*logits.shape[:-1], -1))
+    if recent is not None and config.repetition_penalty != 1:
+        window = recent[..., max(0, recent.shape[-1] - config.repetition_window) :]
+        logits = penalise_repetition(logits, window, config.repetition_penalty)
+    if counts is not None and config.counts_tokens:
+        logits = penalise_generated(logits, counts, config.presence_penalty, config.frequency_penalty)
     return logits
 
 
@@ -137,6 +174,18 @@ def penalise_repetition(
     logits = at_least_float32(logits)
     chosen = logits.gather(-1, recent)
     return logits.scatter(-1, recent, (chosen * penalty).where(chosen < 0, chosen / penalty))
+
+
+def penalise_generated(
+    logits: Float[Tensor, "*batch V"], counts: Int[Tensor, "*batch V"], presence: float, frequency: float
+) -> Float[Tensor, "*batch V"]:
+    """Give logits - frequency * counts - presence * (counts > 0), OpenAI's presence and frequency penalties.
+
+    `counts` says how often each token was generated. Negative penalties make these tokens more likely.
+    """
+    logits = at_least_float32(logits)
+    counts = counts.to(logits.dtype)
+    return logits - frequency * counts - presence * counts.clamp(max=1)
 
 
 def apply_temperature(logits: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
@@ -178,7 +227,7 @@ def keep_top_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*b
 def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:
     """Set the logits of tokens less than p times as likely as the likeliest to -inf (Nguyen et al., arXiv 2407.01082).
 
-    Raises ValueError if p is not in (0, 1].
+    `sample` applies it last, after the temperature, as transformers does. Raises ValueError if p is not in (0, 1].
     """
     require_share(p=p)
     logits = at_least_float32(logits)
@@ -221,12 +270,23 @@ def _require_a_distribution(logits: Tensor) -> None:
 class TokenChoice(NamedTuple):
     """How to choose the next token of one stream of a batch.
 
-    `generator`, on the CPU, is the only source of chance; `recent` are the last tokens, for the repetition penalty.
+    `generator`, on the CPU, is the only source of chance; `recent` are the last tokens, for the repetition penalty, and
+    `counts` says how often each token was generated, for the penalties that count.
     """
 
     config: SamplingConfig
     generator: torch.Generator
     recent: Sequence[int] = ()
+    counts: Mapping[int, int] = {}
+
+    def past(self, n_words: int) -> tuple[Tensor, Tensor | None]:
+        """Return `recent` and `counts` as tensors on the CPU, the second only if a penalty counts."""
+        recent = torch.tensor(self.recent, dtype=torch.int64, device="cpu")
+        if not self.config.counts_tokens:
+            return recent, None
+        counts, n = np.zeros(n_words, np.int64), len(self.counts)
+        counts[np.fromiter(self.counts, np.int64, n)] = np.fromiter(self.counts.values(), np.int64, n)
+        return recent, torch.from_numpy(counts)
 
 
 def choose(
@@ -252,8 +312,7 @@ def choose(
 
 def _alone(logits: Tensor, choice: TokenChoice) -> int | ValueError:
     try:
-        recent = torch.tensor(choice.recent, dtype=torch.int64, device=logits.device)
-        return int(sample(logits, choice.config, choice.generator, recent))
+        return int(sample(logits, choice.config, choice.generator, *choice.past(len(logits))))
     except ValueError as error:
         return error
 
@@ -273,7 +332,7 @@ def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
     ]
     tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
     choose_kernel(
-        _penalised(logits, choices).contiguous().numpy(),
+        _penalised_rows(logits, choices).contiguous().numpy(),
         torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
         torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
         torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
@@ -295,13 +354,17 @@ def _in_numbers(config: SamplingConfig, n_words: int) -> tuple[float, int, float
     return config.temperature, k, 1.0 if config.top_p is None else config.top_p, below
 
 
-def _penalised(logits: Tensor, choices: Sequence[TokenChoice]) -> Tensor:
-    """Apply the repetition penalties; this copies the logits if there are any."""
-    penalised = [i for i, one in enumerate(choices) if one.config.repetition_penalty != 1 and len(one.recent)]
+def _penalised_rows(logits: Tensor, choices: Sequence[TokenChoice]) -> Tensor:
+    """Apply biases and penalties; this copies the logits if there are any."""
+    penalised = [i for i, one in enumerate(choices) if _changes_logits(one)]
     if penalised:
         logits = logits.clone()
     for i in penalised:
-        config = choices[i].config
-        recent = torch.tensor(choices[i].recent[-config.repetition_window :], dtype=torch.int64, device="cpu")
-        logits[i] = penalise_repetition(logits[i], recent, config.repetition_penalty)
+        logits[i] = _penalised(logits[i], choices[i].config, *choices[i].past(logits.shape[-1]))
     return logits
+
+
+def _changes_logits(choice: TokenChoice) -> bool:
+    config = choice.config
+    repeats = config.repetition_penalty != 1 and len(choice.recent) > 0
+    return repeats or bool(config.logit_bias) or (config.counts_tokens and len(choice.counts) > 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recurra.checks import require_whole_number, sentence
 from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
-from recurra.streams.sampling import RECENT_TOKENS, SamplingConfig, distribution
+from recurra.streams.sampling import RECENT_TOKENS
 from recurra.streams.stream import Continued, Input, Mark, Stream, feed_last
 
 _LONGEST_UNREAD = 32
@@ -74,9 +74,7 @@ class _DraftAhead:
         self._marks: list[Mark] = [stream.mark()]  # before each drafted token
         self._taken: list[int] = []  # given out since the first mark
 
-    def draw(
-        self, n_tokens: int, sampling: SamplingConfig, generator: torch.Generator
-    ) -> tuple[list[int], list[Float[Tensor, " V"]]]:
+    def draw(self, n_tokens: int, generation: Generation) -> tuple[list[int], list[Float[Tensor, " V"]]]:
         if not n_tokens:
             return [], []
         self.settle()
@@ -85,9 +83,8 @@ class _DraftAhead:
             if number:
                 self._stream.step(self._drafted[-1])
                 self._marks.append(self._stream.mark())
-            recent = torch.tensor(self._stream.recent, device="cpu")
-            shares.append(distribution(self._stream.logits.cpu(), sampling, recent))
-            self._drafted.append(int(shares[-1].multinomial(1, generator=generator)))
+            shares.append(generation.distribution(self._stream.logits.cpu(), self._stream.recent, self._drafted))
+            self._drafted.append(int(shares[-1].multinomial(1, generator=generation.generator)))
         return list(self._drafted), shares
 
     def take(self, token: int) -> None:
@@ -198,17 +195,13 @@ class Speculation(Continued):
 
     def _round(self, model: _ModelAhead, draft: _DraftAhead, generation: Generation) -> list[int]:
         """The next tokens: the accepted ones, and one more that the model chooses."""
-        sampling, generator = generation.config.sampling, generation.generator
         n_left = generation.n_left
         n_drafted = self.n_drafted if n_left is None else min(self.n_drafted, n_left - 1)
-        drafted, draft_shares = draft.draw(n_drafted, sampling, generator)
+        drafted, draft_shares = draft.draw(n_drafted, generation)
         before = model.recent
         rows = zip(model.read(drafted).cpu(), range(n_drafted + 1))
-        shares = [
-            distribution(row, sampling, torch.tensor((*before, *drafted[:number]), device="cpu"))
-            for row, number in rows
-        ]
-        n_accepted, token = accept(drafted, draft_shares, shares, generator)
+        shares = [generation.distribution(row, (*before, *drafted[:number]), drafted[:number]) for row, number in rows]
+        n_accepted, token = accept(drafted, draft_shares, shares, generation.generator)
         self.drafts.n_drafted += n_drafted
         self.drafts.n_accepted += n_accepted
         self.drafts.n_calls += 1

@@ -221,12 +221,17 @@ class Stream(Continued):
         return self._generate(self.generation(config))
 
     def generation(self, config: GenerationConfig) -> Generation:
-        """Begin to continue this stream. Raises ValueError if it has read nothing, or its outputs are not tokens."""
+        """Begin to continue this stream.
+
+        Raises ValueError if it has read nothing, its outputs are not tokens, or `logit_bias` has a token that it lacks.
+        """
         n_outputs = len(self.logits)
         n_tokens = getattr(getattr(self.model, "config", None), "vocab_size", n_outputs)
         if n_outputs != n_tokens:
             got = f"a {type(self.model).__name__} that reads {n_tokens} tokens and predicts {n_outputs} classes"
             raise ValueError(sentence("model", got, "one that predicts the tokens that it reads"))
+        last = max(config.sampling.logit_bias, default=0)
+        require(last < n_tokens, "a token of logit_bias", last, f"at most {n_tokens - 1}")
         return Generation(config)
 
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
