@@ -111,6 +111,9 @@ def plain(runs) -> str:
         ["--top-p", "0.05"],
         ["--min-p", "0.9"],
         ["--repetition-penalty", "5"],
+        ["--presence-penalty", "3"],
+        ["--frequency-penalty", "3"],
+        ["--logit-bias", "1=9", "--logit-bias", "2=-9"],
         ["--seed", "1"],
         ["--checkpoint", "previous"],
     ],
@@ -175,6 +178,8 @@ def test_long_lines_are_cut_before_blanks(text, length):
     ("words", "message"),
     [
         (["--top-p", "2"], "top_p is 2.0"),
+        (["--logit-bias", "9000=1"], "a token of logit_bias is 9000; expected at most"),
+        (["--logit-bias", "word=1"], "--logit-bias is 'word=1'; expected TOKEN=BIAS"),
         (["--temperature", "0", "--top-k", "3"], "top_k is 3; expected None at temperature 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--max-tokens", "0"], "max_tokens is 0"),

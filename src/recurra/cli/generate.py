@@ -32,6 +32,7 @@ or the beginning of a text)"""
 _CONTINUATIONS = """\
 continue the text N times side by side, with the seeds from --seed on, and print each result under its number; the ranks
 that torchrun started share them (default: 1)"""
+_BIAS = "add a number to the logit of a token, both given as numbers; may be repeated"
 _DRAFT = """\
 let a smaller model with the same tokenizer draft tokens that the model then reads in one call; the text keeps its
 distribution"""
@@ -46,7 +47,8 @@ def generate(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
-    sampling = SamplingConfig(**{name: getattr(arguments, name) for name in names})
+    settings = {name: getattr(arguments, name) for name in (*names, "presence_penalty", "frequency_penalty")}
+    sampling = SamplingConfig(logit_bias=_biases(arguments.logit_bias), **settings)
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
     if arguments.draft is None and arguments.draft_tokens is not None:
@@ -104,6 +106,9 @@ def _parser() -> ArgumentParser:
     add("--repetition-penalty", **REAL, default=1.0, help="above 1, makes recent tokens less likely (default: 1)")
     window = SamplingConfig.repetition_window
     add("--repetition-window", **NUMBER, default=window, help=f"recent tokens to penalise (default: {window})")
+    add("--presence-penalty", **REAL, default=0.0, help="subtracted from the logits of generated tokens (default: 0)")
+    add("--frequency-penalty", **REAL, default=0.0, help="the same, once for each time (default: 0)")
+    add("--logit-bias", action="append", default=[], metavar="TOKEN=BIAS", help=_BIAS)
     add("--seed", **NUMBER, default=0, help="seed of the sampling (default: 0)")
     add("-n", "--continuations", **NUMBER, default=1, help=_CONTINUATIONS)
     add("--draft", metavar="RUN", help=_DRAFT)
@@ -114,6 +119,15 @@ def _parser() -> ArgumentParser:
     add_device(parser, "run the model", default="cpu")
     add_checkpoint(parser)
     return parser
+
+
+def _biases(words: Sequence[str]) -> dict[int, float]:
+    try:
+        pairs = [word.split("=") for word in words]
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError as error:
+        expected = "TOKEN=BIAS, a number and a number"
+        raise ValueError(sentence("--logit-bias", ", ".join(map(repr, words)), expected)) from error
 
 
 def _require_continuations(arguments: Namespace) -> None:
