@@ -161,7 +161,11 @@ def test_a_model_without_a_template_refuses_chats(api):
     ("options", "param"),
     [
         ({"n": 65}, "n"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"40": 1}}, "logit_bias"),  # beyond the vocabulary
         ({"max_tokens": -1}, "max_tokens"),
         ({"extra_body": {"best_of": 3}}, "best_of"),
         ({"stop": ""}, "stop"),
@@ -173,6 +177,26 @@ def test_what_has_no_meaning_here_is_refused(api, options, param):
         api.completions.create(**{"model": "letters", "prompt": "a", **options})
     assert refused.value.param.split(".")[0] == param
     assert refused.value.type == "invalid_request_error"
+
+
+PENALTIES = {"presence_penalty": 1.2, "frequency_penalty": 0.4}
+
+
+def test_penalties_and_bias_are_those_of_a_stream(api, models):
+    answer = api.completions.create(
+        model="letters", prompt="ab", max_tokens=30, seed=2, n=2, logit_bias={"3": 1.5, "4": -100}, **PENALTIES
+    )
+    config = SamplingConfig(logit_bias={3: 1.5, 4: -100.0}, **PENALTIES)
+    for seed, choice in enumerate(answer.choices, 2):
+        stream = Stream(models[0].plain)
+        stream.feed(Letters().encode("ab"))
+        assert choice.text == Letters().decode(stream.generate(30, sampling=config, seed=seed))
+
+
+@pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"min_p": 0}])
+def test_other_servers_values_for_off_are_off(api, models, off):
+    answer = api.completions.create(model="letters", prompt="ab", max_tokens=9, seed=1, extra_body=off)
+    assert answer.choices[0].text == expected(models, "ab", 9, 1)
 
 
 CHAT_OF_TWO = [{"role": "user", "content": "is 1<2 & 'x'?"}, {"role": "assistant", "content": "yes"}]

@@ -60,6 +60,16 @@ def test_a_session_reads_and_writes_like_a_stream(client, models):
     assert part["tokens"] == told["tokens"][5:8]
 
 
+def test_penalties_count_the_tokens_of_one_request(client, models):
+    body = {"temperature": 1.0, "seed": 3, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    name, stream = opened(client), Stream(models[0].plain)
+    stream.feed(Letters().encode("hello"))
+    config = SamplingConfig(presence_penalty=1.0, frequency_penalty=0.5, logit_bias={2: 3.0})
+    for text in ({"text": "hello"}, {}):
+        written = write(client, name, 12, **text, **body, logit_bias={"2": 3})
+        assert written == list(stream.generate(12, sampling=config, seed=3))
+
+
 def test_a_stream_of_events_ends_with_the_end(client):
     name = opened(client, model="numbers")
     body = {"tokens": [1, 2], "max_tokens": 3, "seed": 1, "alternatives": 2, "details": True, "channels": 4}

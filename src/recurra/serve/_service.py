@@ -160,7 +160,10 @@ _Position = Annotated[int, Field(ge=0, lt=2**53)]
 _Text = Annotated[str, Field(max_length=4 * 2**20)]
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 _Stops = Annotated[list[_Stop], Field(max_length=16), BeforeValidator(_as_list)]
-_Zero = Annotated[float, Field(ge=0, le=0)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_TokenName = Annotated[int, Field(ge=0, lt=2**31, strict=False)]
+"""A token as the key of an object, which JSON makes a string."""
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class _Body(BaseModel):
@@ -172,10 +175,13 @@ class _Body(BaseModel):
 class _SamplingBody(_Body):
     """How tokens are chosen."""
 
+    logit_bias: dict[_TokenName, _Bias] = Field({}, max_length=1000)
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
     temperature: float = Field(1.0, ge=0, le=1000)
-    top_k: int | None = Field(None, ge=1, le=2**31)
+    top_k: int | None = Field(None, ge=-1, le=2**31, description="0 and -1 are off")
     top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1, description="0 is off")
     repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
     seed: int | None = Field(None, ge=0, lt=2**63, description="drawn at random by default")
     stop: _Stops = []
@@ -183,11 +189,17 @@ class _SamplingBody(_Body):
     def configs(self, model: ServedModel, max_tokens: int, n: int = 1) -> list[GenerationConfig]:
         if self.stop and model.tokenizer is None:
             raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
+        last = max(self.logit_bias, default=0)
+        if last >= model.vocabulary:
+            message = sentence("logit_bias", f"for token {last}", f"tokens from 0 to {model.vocabulary - 1}")
+            raise ApiError(400, message, param="logit_bias")
         seed = secrets.randbits(61) if self.seed is None else self.seed
-        sampling = SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
+        names = ("temperature", "repetition_penalty", "logit_bias", "presence_penalty", "frequency_penalty")
+        sampling = SamplingConfig(**{name: getattr(self, name) for name in names})
         if self.temperature:  # else the others have no effect, and clients send them all the same
             top_p = None if self.top_p == 1 else self.top_p
-            sampling = replace(sampling, top_k=self.top_k, top_p=top_p, min_p=self.min_p)
+            top_k = self.top_k if self.top_k and self.top_k > 0 else None
+            sampling = replace(sampling, top_k=top_k, top_p=top_p, min_p=self.min_p or None)
         return [
             GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed + choice, stop=self.stop)
             for choice in range(n)
@@ -209,8 +221,6 @@ class OpenAIBody(_SamplingBody):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     user: str | None = Field(None, max_length=1000, description="no meaning here")
-    presence_penalty: _Zero = 0
-    frequency_penalty: _Zero = 0
 
     @property
     def wants_usage(self) -> bool:
