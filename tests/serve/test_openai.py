@@ -193,7 +193,7 @@ def test_penalties_and_bias_are_those_of_a_stream(api, models):
         assert choice.text == Letters().decode(stream.generate(30, sampling=config, seed=seed))
 
 
-@pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"min_p": 0}])
+@pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"min_p": 0}, {"response_format": {"type": "text"}}])
 def test_other_servers_values_for_off_are_off(api, models, off):
     answer = api.completions.create(model="letters", prompt="ab", max_tokens=9, seed=1, extra_body=off)
     assert answer.choices[0].text == expected(models, "ab", 9, 1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from recurra.checks import require_at_least, sentence
 from recurra.decoding.linear import MOST_VECTORS
+from recurra.serve._grammar import restrict
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import (
     EndEvent,
@@ -409,6 +410,7 @@ class Engine:
     def _choose(self, group: _SequenceBatch, logits: Tensor) -> list[int]:
         """Write a token of every sequence; return the indices of those that have none to choose."""
         now, failed = time.monotonic(), []
+        logits = restrict(logits, [sequence.constraint for sequence in group.sequences])
         tokens = choose(
             logits, [sequence.generation.token_choice(sequence.stream.recent) for sequence in group.sequences]
         )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from jinja2 import StrictUndefined, TemplateError
@@ -20,12 +20,16 @@ from recurra.data.tokenizers import TextEncoder
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.steps import TracedStep, prepare, recorded_rows
 from recurra.models.shell import mixers_with_transition
+from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError
 from recurra.state import n_bytes
 from recurra.streams.continuation import TextPieces, encode_first, first_tokens
 from recurra.streams.sampling import RECENT_TOKENS, SamplingConfig, TokenChoice, choose
 from recurra.streams.snapshot import ModelIdentity
 from recurra.streams.stream import require_evaluation_mode
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 
 class StreamState(NamedTuple):
@@ -135,6 +139,11 @@ class ServedModel:
             return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=unknown)
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+
+    @cached_property
+    def grammar_tokenizer(self) -> "LLTokenizer":
+        """The tokenizer in the form that grammars need. Raises ApiError if they cannot use it."""
+        return grammar_tokenizer(self.name, self.tokenizer, self.vocabulary)
 
     @cached_property
     def gate_layers(self) -> dict[int, int]:

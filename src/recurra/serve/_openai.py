@@ -68,7 +68,7 @@ async def _completions(client: fastapi.Request, body: CompletionBody, by: By) ->
     by.service.require_allowed(prompt=len(prompt), max_tokens=body.max_tokens)
     details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
     request = _request(by.service, served, prompt, body, body.max_tokens, details)
-    request.reports_prompt = body.echo
+    request.reports_prompt, request.constraint = body.echo, await body.constraint(served)
     return await _answer(client, by.service, request, body, _Completion(request, body))
 
 
@@ -84,7 +84,7 @@ async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
     request = _request(by.service, served, prompt or served.first_tokens(), body, max_tokens, details)
-    request.reports_prompt = False
+    request.reports_prompt, request.constraint = False, await body.constraint(served)
     return await _answer(client, by.service, request, body, _Chat(request, body))
 
 

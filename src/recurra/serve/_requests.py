@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recurra.analysis.gates import record_gates
+from recurra.serve._grammar import Constraint
 from recurra.serve._model import ServedModel, StreamState
 from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
 
@@ -84,6 +85,7 @@ class Request:
     prompt_state: Any = None  # the model's state after the `n_read` tokens of `to_read`; None before the first
     checkpoints: list[StreamState] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
+    constraint: Constraint | None = None  # of each continuation, at its start
 
     @property
     def n_sequences(self) -> int:
@@ -137,6 +139,7 @@ class Sequence:
         self.stream = start._replace(model_state=None)
         tokenizer = request.model.tokenizer
         self._text = None if tokenizer is None else GeneratedText(tokenizer, start.recent, config.stop)
+        self.constraint = None if request.constraint is None else request.constraint.copy()
         self.finish_reason: str | None = None
 
     def state(self, model_state: Any) -> StreamState:
@@ -146,7 +149,10 @@ class Sequence:
         self.generation.count(token)
         self.stream = self.stream.after((token,), None)
         text = str(token) if self._text is None else self._text.add(token)
-        if self._text is not None and self._text.is_over:
+        if self.constraint is not None:
+            self.constraint.advance(token)
+        is_complete = self.constraint is not None and self.constraint.is_complete
+        if is_complete or (self._text is not None and self._text.is_over):
             self.finish_reason = "stop"
         elif self.generation.is_over:
             self.finish_reason = "length" if self.generation.n_left == 0 else "stop"

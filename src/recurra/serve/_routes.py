@@ -141,7 +141,9 @@ async def _generate(client: fastapi.Request, session: _Named, body: GenerateBody
     by.service.require_allowed(max_tokens=body.max_tokens)
     configs = body.configs(session.model, body.max_tokens)
     details = body.token_details(session.model)
-    return await _answer(client, session, Request(session.model, start, tokens, configs, details), body.stream, by)
+    constraint = await body.constraint(session.model)
+    request = Request(session.model, start, tokens, configs, details, constraint=constraint)
+    return await _answer(client, session, request, body.stream, by)
 
 
 async def _tokens(session: Session, start: StreamState, body: DetailsBody, by: Caller) -> list[int]:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from recurra.checks import sentence
+from recurra.serve._grammar import Constraint, compile_grammar
 from recurra.serve._http import ApiError, ServeSettings
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import Request, TokenDetails
@@ -172,9 +173,42 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class _JsonSchema(_Body):
+    """A schema that the text must fulfil."""
+
+    definition: dict[str, Any] = Field(alias="schema")
+    name: str = Field("", max_length=1000, description="no meaning here")
+    description: str = Field("", max_length=_MOST_TOKENS, description="no meaning here")
+    strict: bool = Field(True, description="no meaning here: the text always fulfils the schema")
+
+
+class _ResponseFormat(_Body):
+    """The form of the text, as OpenAI writes it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+    @property
+    def grammar(self) -> dict[str, Any] | None:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            message = f"json_schema is {'missing' if self.json_schema is None else 'given'}; expected it with"
+            raise ApiError(400, f"{message} type json_schema, and only there", param="response_format")
+        if self.json_schema is not None:
+            return self.json_schema.definition
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class _StructuredOutputs(_Body):
+    """The form of the text, as vLLM writes it."""
+
+    grammar: str = Field(alias="regex", min_length=1, max_length=10_000)
+
+
 class _SamplingBody(_Body):
     """How tokens are chosen."""
 
+    response_format: _ResponseFormat | None = None
+    structured_outputs: _StructuredOutputs | None = None
     logit_bias: dict[_TokenName, _Bias] = Field({}, max_length=1000)
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
@@ -204,6 +238,18 @@ class _SamplingBody(_Body):
             GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed + choice, stop=self.stop)
             for choice in range(n)
         ]
+
+    async def constraint(self, model: ServedModel) -> Constraint | None:
+        """Compile what the text must fulfil, in another thread. Raises ApiError if that fails."""
+        asked = {"response_format": self.response_format, "structured_outputs": self.structured_outputs}
+        grammars = {name: form.grammar for name, form in asked.items() if form is not None}
+        if len(grammars) > 1 and None not in grammars.values():
+            message = "response_format and structured_outputs are both given; expected one of them"
+            raise ApiError(400, message, param="structured_outputs")
+        for name, grammar in grammars.items():
+            if grammar is not None:
+                return await asyncio.to_thread(compile_grammar, model, name, grammar)
+        return None
 
 
 class _StreamOptions(_Body):
