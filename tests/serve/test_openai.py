@@ -168,7 +168,6 @@ def test_a_model_without_a_template_refuses_chats(api):
         ({"logit_bias": {"40": 1}}, "logit_bias"),  # beyond the vocabulary
         ({"max_tokens": -1}, "max_tokens"),
         ({"extra_body": {"best_of": 3}}, "best_of"),
-        ({"stop": ""}, "stop"),
         ({"prompt": ["a", "b"]}, "prompt"),
     ],
 )

@@ -255,7 +255,7 @@ def test_hanging_up_cancels_and_what_was_written_counts(serving):
         ("feed", {}, "text"),
         ("feed", {"text": "a", "tokens": [1]}, "tokens"),
         ("feed", {"text": "a", "unknown": 1}, "unknown"),
-        ("generate", {"stop": [""]}, "stop.0"),
+        ("generate", {"stop": [5]}, "stop.0"),
         ("fork", {"name": "../../etc"}, "name"),
     ],
 )

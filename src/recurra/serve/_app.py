@@ -74,7 +74,10 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or None
-        error = ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where, code="invalid_value")
+        message = f"{where or 'the body'}: {first['msg']}"
+        if where and first["type"] == "extra_forbidden":
+            message = sentence(where, repr(first["input"]), "no such field", "it is not supported")
+        error = ApiError(400, message, param=where, code="invalid_value")
     elif isinstance(error, HTTPException):
         error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
     assert isinstance(error, ApiError)

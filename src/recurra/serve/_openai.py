@@ -64,6 +64,8 @@ def _model_json(service: Service, served: ServedModel) -> dict[str, Any]:
 async def _completions(client: fastapi.Request, body: CompletionBody, by: By) -> Response:
     """Continue a text."""
     served = by.service.model(body.model)
+    if body.best_of not in (None, body.n):
+        raise ApiError(400, sentence("best_of", body.best_of, f"{body.n}, as n is"), param="best_of")
     prompt = await _prompt(served, body)
     by.service.require_allowed(prompt=len(prompt), max_tokens=body.max_tokens)
     details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
@@ -76,10 +78,12 @@ async def _completions(client: fastapi.Request, body: CompletionBody, by: By) ->
 async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     """Continue a chat."""
     served = by.service.model(body.model)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
         raise ApiError(400, message, param="top_logprobs")
-    prompt = await encode(served, served.chat_text([message.model_dump() for message in body.messages]))
+    prompt = await encode(
+        served, served.chat_text([message.model_dump(exclude_none=True) for message in body.messages])
+    )
     max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()

@@ -14,7 +14,17 @@ import fastapi
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from recurra.checks import sentence
 from recurra.serve._grammar import Constraint, compile_grammar
@@ -149,8 +159,9 @@ _MOST_NUMBERS = 500_000
 _SHORT_TEXT = 2000
 
 
-def _as_list(stop: Any) -> Any:
-    return [stop] if isinstance(stop, str) else [] if stop is None else stop
+def _as_list(stop: Any) -> list[Any]:
+    """Return texts to stop at as a list, without empty ones."""
+    return [text for text in (stop if isinstance(stop, list) else [stop]) if text not in (None, "")]
 
 
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -167,10 +178,50 @@ _TokenName = Annotated[int, Field(ge=0, lt=2**31, strict=False)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+_ANYTHING = object()
+_NEUTRAL = [
+    (value, frozenset(names.split()))
+    for value, names in (
+        (_ANYTHING, "cache_control metadata parallel_tool_calls prediction prompt_cache_breakpoint prompt_cache_key"),
+        (_ANYTHING, "prompt_cache_options prompt_cache_retention reasoning_effort safety_identifier service_tier"),
+        (_ANYTHING, "store user verbosity"),
+        (0, "dry_multiplier dynatemp_range min_tokens mirostat top_a xtc_probability"),
+        (1, "length_penalty repeat_penalty tfs_z typical_p"),
+        (-1, "seed"),
+        (False, "continue_final_message continuous_usage_stats echo ignore_eos include_stop_str_in_output"),
+        (False, "return_token_strs use_beam_search"),
+        (True, "add_generation_prompt skip_special_tokens spaces_between_special_tokens"),
+        ([], "annotations functions stop_token_ids tool_calls tools"),
+        (["text"], "modalities"),
+        ({}, "chat_template_kwargs"),
+        ("", "suffix"),
+        ("auto", "function_call tool_choice"),
+        ("none", "function_call tool_choice"),
+    )
+]
+"""Values that ask for nothing, and the fields for which they do. Such a field need not be supported."""
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    return value is None or any(name in names and neutral in (_ANYTHING, value) for neutral, names in _NEUTRAL)
+
+
 class _Body(BaseModel):
-    """A body whose unknown fields are refused."""
+    """A body whose unknown fields are refused, unless they ask for nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, body: Any) -> Any:
+        """Drop what asks for nothing, and take 16.0 for 16, which are the same number in JSON."""
+        if not isinstance(body, dict):
+            return body
+        return {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in body.items()
+            if not _asks_for_nothing(name, value)
+        }
 
 
 class _JsonSchema(_Body):
@@ -217,7 +268,7 @@ class _SamplingBody(_Body):
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1, description="0 is off")
     repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
-    seed: int | None = Field(None, ge=0, lt=2**63, description="drawn at random by default")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="drawn at random by default")
     stop: _Stops = []
 
     def configs(self, model: ServedModel, max_tokens: int, n: int = 1) -> list[GenerationConfig]:
@@ -266,7 +317,6 @@ class OpenAIBody(_SamplingBody):
     n: int = Field(1, ge=1, le=64)
     stream: bool = False
     stream_options: _StreamOptions | None = None
-    user: str | None = Field(None, max_length=1000, description="no meaning here")
 
     @property
     def wants_usage(self) -> bool:
@@ -280,13 +330,29 @@ class CompletionBody(OpenAIBody):
     max_tokens: int = Field(16, ge=0, le=_MOST_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
+    best_of: int | None = Field(None, description="as many as n")
+
+
+class _TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: _Text
+
+
+_Content = Annotated[
+    Annotated[_Text, Tag("text")] | Annotated[list[_TextPart], Tag("parts")],
+    Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    AfterValidator(lambda content: content if isinstance(content, str) else "\n".join(part.text for part in content)),
+]
 
 
 class _Message(_Body):
-    """One message of a chat."""
+    """One message of a chat. Parts of its content become lines of one text."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: _Text
+    content: _Content
+    name: str | None = Field(None, max_length=1000)
 
 
 class ChatBody(OpenAIBody):

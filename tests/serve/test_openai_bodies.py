@@ -1,0 +1,176 @@
+"""Request bodies of OpenAI's clients: what asks for nothing is accepted, what cannot be done is refused by name."""
+
+import openai
+import pytest
+
+TEXT = {"model": "letters", "prompt": "ab", "max_tokens": 4, "seed": 3}
+CHAT = {"model": "letters", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "seed": 3}
+NULLS = ("temperature", "top_p", "n", "stream", "stream_options", "stop", "logprobs", "logit_bias", "user")
+NULLS += ("presence_penalty", "frequency_penalty")
+
+NEUTRAL_TEXTS = [
+    dict.fromkeys(NULLS),
+    *({name: None} for name in ("echo", "best_of", "suffix")),
+    {"best_of": 1},
+    {"best_of": 2, "n": 2},
+    {"suffix": ""},
+    {"logit_bias": {}},
+    {"presence_penalty": 0, "frequency_penalty": 0.0},
+    {"user": "someone"},
+    {"stop": []},
+    {"stop": ""},
+    {"stop": [None, ""]},
+    {"max_tokens": 4.0, "n": 1.0, "seed": 3.0},
+    {"top_k": 0},
+    {"top_k": -1},
+    {"min_p": 0},
+    {"top_p": 1},
+    {"typical_p": 1.0},
+    {"repetition_penalty": 1},
+    {"repeat_penalty": 1.0, "length_penalty": 1.0},
+    {"ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "use_beam_search": False},
+    {"skip_special_tokens": True, "spaces_between_special_tokens": True, "include_stop_str_in_output": False},
+    {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
+    {"guided_json": None, "guided_regex": None},
+]
+NEUTRAL_CHATS = [
+    *({name: None} for name in (*NULLS, "tools", "tool_choice", "response_format", "prediction", "audio", "store")),
+    *({name: None} for name in ("max_completion_tokens", "top_logprobs", "functions", "modalities", "metadata")),
+    {"response_format": {"type": "text"}},
+    {"logit_bias": {}},
+    {"store": True},
+    {"metadata": {"key": "value"}},
+    {"user": "someone"},
+    {"service_tier": "auto"},
+    {"parallel_tool_calls": True},
+    {"prompt_cache_key": "key", "prompt_cache_retention": "24h"},
+    {"safety_identifier": "someone"},
+    {"reasoning_effort": "low"},
+    {"verbosity": "low"},
+    {"tool_choice": "none"},
+    {"tool_choice": "auto", "tools": []},
+    {"function_call": "none", "functions": []},
+    {"modalities": ["text"]},
+    {"presence_penalty": 0, "frequency_penalty": 0},
+    {"prediction": {"type": "content", "content": "hello"}},
+    {"logprobs": False, "top_logprobs": 0},
+    {"messages": [{"role": "user", "content": "hello", "name": "someone"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
+    {"messages": [{"role": "user", "content": "hello", "tool_calls": None, "refusal": None, "annotations": []}]},
+    {"max_completion_tokens": 4, "max_tokens": None},
+    {"n": 1.0, "max_tokens": 4.0, "top_k": -1.0},
+    {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": {}},
+]
+
+
+def answered(client, path: str, body: dict) -> list[str]:
+    answer = client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    return [choice.get("text") or choice["message"]["content"] for choice in answer.json()["choices"]]
+
+
+@pytest.mark.parametrize("extra", NEUTRAL_TEXTS, ids=str)
+def test_what_asks_for_nothing_changes_no_completion(client, extra):
+    n = {"n": int(extra.get("n") or 1)}
+    assert answered(client, "completions", TEXT | extra) == answered(client, "completions", TEXT | n)
+
+
+@pytest.mark.parametrize("extra", NEUTRAL_CHATS, ids=str)
+def test_what_asks_for_nothing_changes_no_chat(client, extra):
+    assert answered(client, "chat/completions", CHAT | extra) == answered(client, "chat/completions", CHAT)
+
+
+def test_a_seed_of_minus_one_is_drawn_and_others_are_taken(client):
+    draws = [answered(client, "completions", TEXT | {"seed": seed, "max_tokens": 40}) for seed in (-1, -1, -5, -5)]
+    assert draws[0] != draws[1]
+    assert draws[2] == draws[3]
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+PICTURE = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"n": True}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"max_tokens": "4"}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"temperature": True}, "temperature"),
+        ({"model": None}, "model"),
+        ({"messages": [{"role": "user", "content": PICTURE}]}, "messages.0.content.parts.1.type"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [TOOL]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
+        ({"stream_options": {"other": True}}, "stream_options.other"),
+    ],
+    ids=str,
+)
+def test_what_would_change_an_answer_is_refused_by_name(client, extra, param):
+    refused = client.post("/v1/chat/completions", json=CHAT | extra)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert error["message"].startswith(param)
+
+
+def test_a_refusal_says_what_it_got(client):
+    refused = [client.post("/v1/completions", json=TEXT | extra) for extra in ({"best_of": 3}, {"min_tokens": 3})]
+    assert [answer.json()["error"]["message"] for answer in refused] == [
+        "best_of is 3; expected 1, as n is",
+        "min_tokens is 3; expected no such field: it is not supported",
+    ]
+
+
+def test_the_parts_of_a_message_are_lines(client):
+    parts = [{"type": "text", "text": "be"}, {"type": "text", "text": "brief"}]
+    answers = [
+        client.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": content}]}).json()
+        for content in (parts, "be\nbrief")
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"] == answers[1]["usage"]
+
+
+def test_the_official_client_sends_its_history_back(server):
+    api = server.openai_client("none")
+    messages = [{"role": "user", "content": "hello"}]
+    for _ in range(2):
+        reply = api.chat.completions.create(
+            model="letters",
+            messages=messages,
+            max_completion_tokens=4,
+            temperature=None,
+            top_p=None,
+            stop=None,
+            logit_bias={},
+            metadata={},
+            store=False,
+            service_tier="auto",
+            reasoning_effort="low",
+            verbosity="low",
+            modalities=["text"],
+            response_format={"type": "text"},
+            tool_choice="none",
+            parallel_tool_calls=False,
+            prediction=None,
+            safety_identifier="a",
+            prompt_cache_key="b",
+        )
+        messages += [
+            reply.choices[0].message.model_dump(),
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        ]
+    assert reply.usage.prompt_tokens > len("user: hello\nassistant: ")
+    text = api.completions.create(model="letters", prompt="a", best_of=1, suffix=None, user="a", logit_bias=None)
+    assert text.choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="tools is"):
+        api.chat.completions.create(model="letters", messages=messages, tools=[TOOL])
