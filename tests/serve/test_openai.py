@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import openai
 import pytest
@@ -100,6 +101,23 @@ def test_stop_ends_before_the_text(api, models):
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize("n_stop", [1, 2, 3])
+def test_logprobs_end_where_the_text_ends(client, models, n_stop):
+    whole = expected(models, "ab", 30)
+    stop = whole[12 : 12 + n_stop]
+    body = {"model": "letters", "prompt": "ab", "max_tokens": 30, "seed": 0, "stop": [stop, "never"], "logprobs": 1}
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    text = whole[: whole.index(stop)]
+    assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+    assert choice["logprobs"]["tokens"] == list(text)
+    assert choice["logprobs"]["text_offset"] == list(range(len(text)))
+    chat = {"model": "letters", "messages": CHAT, "max_tokens": 30, "seed": 0, "logprobs": True}
+    content = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+    stop = content[12 : 12 + n_stop]
+    (choice,) = client.post("/v1/chat/completions", json=chat | {"stop": stop}).json()["choices"]
+    assert [token["token"] for token in choice["logprobs"]["content"]] == list(content[: content.index(stop)])
+
+
 def test_logprobs_and_echo(api, models):
     (choice,) = api.completions.create(
         model="letters", prompt="abc", max_tokens=4, temperature=0, logprobs=2, echo=True
@@ -128,6 +146,77 @@ def test_prompts_of_tokens_and_models_without_a_tokenizer(api, models):
         api.completions.create(model="numbers", prompt="text")
     with pytest.raises(openai.BadRequestError, match="predicts classes"):
         api.completions.create(model="classes", prompt=[1])
+
+
+@pytest.mark.parametrize(
+    "prompts", [["some text", "", "ab"], [[3, 4], [5], [6, 7, 8]], ["ab"]], ids=["texts", "lists of tokens", "one"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 2},
+        {"max_tokens": 0, "echo": True, "logprobs": 2},
+        {"echo": True, "logprobs": 1, "n": 2, "stop": ["a", "b"]},
+    ],
+    ids=str,
+)
+def test_each_of_several_prompts_is_answered_as_it_would_be_alone(serving, exact, prompts, options):
+    client = serving(models=[exact]).client()
+    body = {"model": "exact", "max_tokens": 6, "seed": 4, **options}
+    alone = [client.post("/v1/completions", json=body | {"prompt": prompt}).json() for prompt in prompts]
+    answer = client.post("/v1/completions", json=body | {"prompt": prompts}).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
+    expected = [choice for one in alone for choice in one["choices"]]
+    assert [choice | {"index": 0} for choice in answer["choices"]] == [choice | {"index": 0} for choice in expected]
+    usage = {name: sum(one["usage"][name] for one in alone) for name in answer["usage"]}
+    assert answer["usage"] == usage
+
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    lines = client.post("/v1/completions", json=body | {"prompt": prompts} | options).text.split("\r\n\r\n")
+    *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert (last["choices"], last["usage"]) == ([], usage)
+    assert all(chunk["usage"] is None for chunk in chunks)
+    streamed = [choice for chunk in chunks for choice in chunk["choices"]]
+    for choice in answer["choices"]:
+        parts = [part for part in streamed if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
+        if choice["logprobs"]:
+            for name, values in choice["logprobs"].items():
+                assert [value for part in parts for value in part["logprobs"][name]] == values
+
+
+def test_several_prompts_have_the_limits_of_one(serving, monkeypatch):
+    client = serving(max_streams=4, max_tokens=20, max_queue=0).client()
+    body = {"model": "letters", "max_tokens": 2}
+
+    def refusal(**options):
+        answer = client.post("/v1/completions", json=body | options)
+        return answer.status_code if answer.status_code == 200 else answer.json()["error"]["param"]
+
+    assert refusal(prompt=["a", "b"], n=2) == 200
+    assert refusal(prompt=["a", "b"], n=3) == "prompt"
+    assert refusal(prompt=["a" * 10, "b" * 10]) == 200
+    assert refusal(prompt=["a" * 10, "b" * 11]) == "prompt"
+    assert refusal(prompt=[[1], [40]]) == "prompt"
+    monkeypatch.setattr("recurra.serve._service._MOST_NUMBERS", 8)
+    assert refusal(prompt=["a", "b"], n=2) == 200
+    assert refusal(prompt=["a", "b"], n=2, max_tokens=3) == "stream"
+
+
+def test_prompts_for_which_there_is_no_place_end_the_others(serving):
+    running = serving(max_streams=2, max_queue=0)
+    client = running.client()
+    long = {"model": "letters", "prompt": "a", "max_tokens": 60_000, "stream": True}
+    with client.stream("POST", "/v1/completions", json=long) as answer:
+        next(answer.iter_lines())
+        refused = client.post("/v1/completions", json={"model": "letters", "prompt": ["a", "b"], "max_tokens": 60_000})
+        assert refused.json()["error"]["code"] == "queue_full"
+        for _ in range(1000):  # the engine drops the first prompt in its next round
+            if running.service.engine.scheduler.n_streams == 1:
+                break
+            time.sleep(0.01)
+        assert client.post("/v1/completions", json={"model": "letters", "prompt": "a"}).status_code == 200
 
 
 def test_a_chat_goes_through_the_template(api, models):
@@ -168,7 +257,9 @@ def test_a_model_without_a_template_refuses_chats(api):
         ({"logit_bias": {"40": 1}}, "logit_bias"),  # beyond the vocabulary
         ({"max_tokens": -1}, "max_tokens"),
         ({"extra_body": {"best_of": 3}}, "best_of"),
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
     ],
 )
 def test_what_has_no_meaning_here_is_refused(api, options, param):
@@ -248,8 +339,8 @@ def answer(request, models):
     served = models[0]
     request_ = Request(served, served.start, [1], [asking(5), asking(5)])
     if request.param == "completion":
-        return _Completion(request_, CompletionBody(model="letters", prompt="a", n=2))
-    return _Chat(request_, ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2))
+        return _Completion([request_], CompletionBody(model="letters", prompt="a", n=2))
+    return _Chat([request_], ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2))
 
 
 def test_what_came_at_once_goes_out_at_once(answer, models):

@@ -372,7 +372,7 @@ class Engine:
             self._drop(request, True, "error", _FAILED)
             return
         if not sequences:
-            self._put(request, EndEvent(0, "read", state))
+            self._put(request, EndEvent(request.first_choice, "read", state))
             self._release(1)
         for sequence in sequences:
             self._batch_for(request.model).join([sequence], [model_state])
@@ -428,8 +428,10 @@ class Engine:
                 logprob, alternatives = token_logprobs(logits[index], token, details.alternatives)
             if details.gates:
                 (gates,) = gates_of(request.model, [token], group.state_of(index), details.gates)
+            offset = sequence.n_characters
             text = sequence.append(token)  # last of all: a token counts once it is reported
-            self._put(request, TokenEvent(sequence.choice, token, text, False, logprob, alternatives, (), gates))
+            event = TokenEvent(sequence.choice, token, text, False, logprob, alternatives, (), gates, offset)
+            self._put(request, event)
             if request.checkpoint_every and sequence.stream.position % request.checkpoint_every == 0:
                 request.add_checkpoint(sequence.state(group.state_of(index)))
         return failed
@@ -459,7 +461,7 @@ class Engine:
         """End a request that has written nothing; its stream stays where it was."""
         request.prompt_state = None
         for choice in range(request.n_sequences):
-            self._put(request, EndEvent(choice, reason, request.start, message=message))
+            self._put(request, EndEvent(request.first_choice + choice, reason, request.start, message=message))
         self._release(request.n_sequences if is_admitted else 0, request.n_sequences, reason)
 
     def _release(self, n_streams: int, n_ended: int = 1, reason: str = "") -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from fastapi import APIRouter, Response
 from recurra.checks import sentence
 from recurra.serve._http import ApiError, request_failed
 from recurra.serve._model import ServedModel
-from recurra.serve._requests import Event, Request, TokenDetails, TokenEvent
+from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
 from recurra.serve._service import (
     By,
     ChatBody,
@@ -62,16 +62,17 @@ def _model_json(service: Service, served: ServedModel) -> dict[str, Any]:
 
 @router.post("/completions", response_model=None)
 async def _completions(client: fastapi.Request, body: CompletionBody, by: By) -> Response:
-    """Continue a text."""
+    """Continue one text or several."""
     served = by.service.model(body.model)
     if body.best_of not in (None, body.n):
         raise ApiError(400, sentence("best_of", body.best_of, f"{body.n}, as n is"), param="best_of")
-    prompt = await _prompt(served, body)
-    by.service.require_allowed(prompt=len(prompt), max_tokens=body.max_tokens)
+    prompts = body.prompts if not isinstance(body.prompts[0], str) else await encode(served, *body.prompts)
+    by.service.require_allowed(prompt=sum(map(len, prompts)), max_tokens=body.max_tokens)
     details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
-    request = _request(by.service, served, prompt, body, body.max_tokens, details)
-    request.reports_prompt, request.constraint = body.echo, await body.constraint(served)
-    return await _answer(client, by.service, request, body, _Completion(request, body))
+    requests = await _requests(by.service, served, prompts, body, body.max_tokens, details)
+    for request in requests:
+        request.reports_prompt = body.echo
+    return await _answer(client, by.service, _Completion(requests, body))
 
 
 @router.post("/chat/completions", response_model=None)
@@ -81,45 +82,45 @@ async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     if body.top_logprobs and not body.logprobs:
         message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
         raise ApiError(400, message, param="top_logprobs")
-    prompt = await encode(
-        served, served.chat_text([message.model_dump(exclude_none=True) for message in body.messages])
-    )
+    text = served.chat_text([message.model_dump(exclude_none=True) for message in body.messages])
+    (prompt,) = await encode(served, text)
     max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
-    request = _request(by.service, served, prompt or served.first_tokens(), body, max_tokens, details)
-    request.reports_prompt, request.constraint = False, await body.constraint(served)
-    return await _answer(client, by.service, request, body, _Chat(request, body))
+    requests = await _requests(by.service, served, [prompt], body, max_tokens, details)
+    return await _answer(client, by.service, _Chat(requests, body))
 
 
-async def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
-    prompt: Any = body.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
-        if len(prompt) > 1:
-            message = f"prompt has {len(prompt)} texts; expected one: send a request for each"
-            raise ApiError(400, message, param="prompt")
-        prompt = prompt[0]
-    tokens = await encode(served, prompt) if isinstance(prompt, str) else list(prompt)
-    return tokens or served.first_tokens()
-
-
-def _request(
-    service: Service, served: ServedModel, prompt: list[int], body: OpenAIBody, max_tokens: int, details: TokenDetails
-) -> Request:
-    require_tokens(served, prompt)
+async def _requests(
+    service: Service,
+    served: ServedModel,
+    prompts: list[list[int]],
+    body: OpenAIBody,
+    max_tokens: int,
+    details: TokenDetails,
+) -> list[Request]:
+    """Make the requests of the prompts. Those without tokens begin as a text does."""
     require_generation(served)
-    if body.n > service.settings.max_streams:
-        raise ApiError(400, sentence("n", body.n, f"at most {service.settings.max_streams} at once"), param="n")
-    configs = body.configs(served, max_tokens, body.n) if max_tokens else []
-    return Request(served, served.start, prompt, configs, details, deadline=service.deadline())
+    most, deadline = service.settings.max_streams, service.deadline()
+    if body.n * len(prompts) > most:
+        several = ("prompt", f"a list of {len(prompts)}, with {body.n} texts for each")
+        name, got = ("n", body.n) if len(prompts) == 1 else several
+        raise ApiError(400, sentence(name, got, f"at most {most} at once"), param=name)
+    constraint, made = await body.constraint(served), []
+    for index, prompt in enumerate(prompts):
+        require_tokens(served, prompt=prompt)
+        configs = body.configs(served, max_tokens, body.n) if max_tokens else []
+        request = Request(served, served.start, prompt or served.first_tokens(), configs, details, deadline=deadline)
+        request.constraint, request.reports_prompt, request.first_choice = constraint, False, index * body.n
+        made.append(request)
+    return made
 
 
-async def _answer(
-    client: fastapi.Request, service: Service, request: Request, body: OpenAIBody, answer: "_Answer"
-) -> Response:
+async def _answer(client: fastapi.Request, service: Service, answer: "_Answer") -> Response:
+    requests, body = answer.requests, answer.body
     if not body.stream:
-        require_collectable(request, body.n)
-    return await respond(client, service.engine.run(request), body.stream, answer.stream, answer.collect)
+        require_collectable(*requests, n_choices=body.n)
+    return await respond(client, service.engine.run(*requests), body.stream, answer.stream, answer.collect)
 
 
 @dataclass
@@ -133,21 +134,26 @@ class _Delta:
 
 
 class _Answer:
-    """Turns a request's events into a response, as a stream of deltas or as one."""
+    """Turns the events of requests, one for each prompt, into a response, as a stream of deltas or as one."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, request: Request, body: Any, echo: str | None = None) -> None:
-        self._request, self._body, self._echo = request, body, echo
+    def __init__(self, requests: list[Request], body: Any, echoes: Sequence[str] = ()) -> None:
+        self.requests, self.body, self._model = requests, body, requests[0].model
         self._frame = {
             "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": request.model.name,
+            "model": self._model.name,
         }
+        self._has_logprobs = requests[0].details.logprob
+        self._n_choices = body.n * len(requests)
         self._n_written = 0
-        self._read: list[TokenEvent] = []
+        self._read: list[list[TokenEvent]] = [[] for _ in requests]
+        self._echoes = dict(enumerate(echoes))  # of prompts that are still to be echoed
+        self._held: list[list[TokenEvent]] = [[] for _ in range(self._n_choices)]  # tokens of text that is held back
+        self._n_characters = [0] * self._n_choices  # of the text that is not
 
     def choice(self, delta: _Delta) -> dict[str, Any]:
         raise NotImplementedError
@@ -163,7 +169,7 @@ class _Answer:
         return []
 
     async def collect(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
-        choices = [_Delta(index) for index in range(self._body.n)]
+        choices = [_Delta(index) for index in range(self._n_choices)]
         async for some in events:
             for delta in self._deltas(some):
                 choice = choices[delta.choice]
@@ -177,7 +183,7 @@ class _Answer:
 
     async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
         """Yield the response in messages; what the engine reports at once goes out at once."""
-        frame = self._frame | {"object": self.chunk_kind}
+        frame = self._frame | {"object": self.chunk_kind} | ({"usage": None} if self.body.wants_usage else {})
         head = json.dumps(frame)[:-1] + ', "choices": ['
 
         def encoded(deltas: list[_Delta]) -> bytes:
@@ -195,36 +201,50 @@ class _Answer:
             if len(good) < len(deltas):
                 yield message(json.dumps(request_failed().body()))
                 return
-        if self._body.wants_usage:
+        if self.body.wants_usage:
             yield message(json.dumps(frame | {"choices": [], "usage": self._usage()}))
         yield message("[DONE]")
 
     def _json(self, delta: _Delta, fields: dict[str, Any]) -> dict[str, Any]:
-        logprobs = self.logprobs(delta) if self._request.details.logprob else None
+        logprobs = self.logprobs(delta) if self._has_logprobs else None
         return {"index": delta.choice, **fields, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
     def _deltas(self, events: list[Event]) -> list[_Delta]:
         """Return the deltas of the next events; an echoed prompt is the first of every choice."""
         deltas = []
         for event in events:
+            prompt = event.choice // self.body.n
+            choices = range(prompt * self.body.n, (prompt + 1) * self.body.n)
             if isinstance(event, TokenEvent) and event.was_read:
-                self._read.append(event)
+                self._read[prompt].append(event)
                 continue
-            if self._echo is not None:
-                deltas += [_Delta(choice, self._echo, self._read) for choice in range(self._body.n)]
-                self._echo = None
-            if not isinstance(event, TokenEvent):
-                choices = range(self._body.n) if event.reason == "read" else (event.choice,)
+            if (echo := self._echoes.pop(prompt, None)) is not None:
+                deltas += [_Delta(choice, echo, self._read[prompt]) for choice in choices]
+            tokens = self._settled(event) if self._has_logprobs else []
+            if isinstance(event, EndEvent):
                 reason = _REASONS.get(event.reason, event.reason)
-                deltas += [_Delta(choice, event.text, [], reason) for choice in choices]
+                ended = choices if event.reason == "read" else (event.choice,)
+                deltas += [_Delta(choice, event.text, tokens, reason) for choice in ended]
                 continue
             self._n_written += 1
-            if event.text or self._request.details.logprob:
-                deltas.append(_Delta(event.choice, event.text, [event]))
+            if event.text or tokens:
+                deltas.append(_Delta(event.choice, event.text, tokens))
         return deltas
 
+    def _settled(self, event: Event) -> list[TokenEvent]:
+        """Return the tokens whose text begins before the end of what is settled; those of a stop text never do."""
+        held = self._held[event.choice]
+        if isinstance(event, TokenEvent):
+            held.append(event)
+        self._n_characters[event.choice] += len(event.text)
+        n = sum(token.offset < self._n_characters[event.choice] for token in held)
+        if isinstance(event, EndEvent) and event.reason != "stop":
+            n = len(held)
+        self._held[event.choice] = held[n:]
+        return held[:n]
+
     def _usage(self) -> dict[str, int]:
-        read, written = len(self._request.tokens), self._n_written
+        read, written = sum(len(request.tokens) for request in self.requests), self._n_written
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -233,18 +253,19 @@ class _Completion(_Answer):
 
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, request: Request, body: CompletionBody) -> None:
-        super().__init__(request, body, _echoed(request, body) if body.echo else None)
-        self._offsets = [0] * body.n
+    def __init__(self, requests: list[Request], body: CompletionBody) -> None:
+        echoes = list(map(_echoed, requests, body.prompts)) if body.echo else []
+        super().__init__(requests, body, echoes)
+        self._n_echoed = list(map(len, echoes)) or [0] * len(requests)
 
     def choice(self, delta: _Delta) -> dict[str, Any]:
         return {"text": delta.text}
 
     def logprobs(self, delta: _Delta) -> dict[str, Any]:
-        text_of, offsets = self._request.model.text_of, []
+        text_of, offsets, end = self._model.text_of, [], 0
         for event in delta.tokens:
-            offsets.append(self._offsets[delta.choice])
-            self._offsets[delta.choice] += len(event.text)
+            offsets.append(end if event.was_read else self._n_echoed[delta.choice // self.body.n] + event.offset)
+            end += len(event.text)
         return {
             "tokens": [text_of(event.id) for event in delta.tokens],
             "token_logprobs": [number(event.logprob) for event in delta.tokens],
@@ -255,10 +276,10 @@ class _Completion(_Answer):
         }
 
 
-def _echoed(request: Request, body: CompletionBody) -> str:
+def _echoed(request: Request, prompt: str | list[int]) -> str:
     tokenizer = request.model.tokenizer
-    if isinstance(body.prompt, str) and (tokenizer is None or not start_of(tokenizer)):
-        return body.prompt
+    if isinstance(prompt, str) and (tokenizer is None or not start_of(tokenizer)):
+        return prompt
     return " ".join(map(str, request.tokens)) if tokenizer is None else tokenizer.decode(request.tokens)
 
 
@@ -277,7 +298,7 @@ class _Chat(_Answer):
         return {"delta": {"content": delta.text} if delta.text else {}}
 
     def opening(self) -> list[_Delta]:
-        return [_Delta(choice) for choice in range(self._body.n)]
+        return [_Delta(choice) for choice in range(self._n_choices)]
 
     def logprobs(self, delta: _Delta) -> dict[str, Any]:
         content = [
@@ -288,7 +309,7 @@ class _Chat(_Answer):
         return {"content": content, "refusal": None}
 
     def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text = self._request.model.text_of(token)
+        text = self._model.text_of(token)
         return {"token": text, "logprob": number(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
 
 

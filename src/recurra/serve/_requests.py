@@ -45,7 +45,7 @@ class TokenLogprob(NamedTuple):
 class TokenEvent(NamedTuple):
     """A token that was read or written."""
 
-    choice: int  # index of the continuation that it belongs to
+    choice: int  # index of the continuation that it belongs to, or of the first one if it was read
     id: int
     text: str  # what it adds; "" inside a letter of several bytes, or while a stop text may begin
     was_read: bool = False
@@ -53,6 +53,7 @@ class TokenEvent(NamedTuple):
     alternatives: tuple[TokenLogprob, ...] = ()
     answers: tuple[TokenLogprob, ...] = ()
     gates: Any = None
+    offset: int = 0  # of a token that was written: where its text begins in the continuation, in characters
 
 
 class EndEvent(NamedTuple):
@@ -77,6 +78,7 @@ class Request:
     tokens: list[int]
     configs: list[GenerationConfig]  # one for each continuation
     details: TokenDetails = _NO_DETAILS
+    first_choice: int = 0  # index of the first continuation in events, which several requests may share
     reports_prompt: bool = True
     checkpoint_every: int = 0  # tokens; 0 for never
     deadline: float = float("inf")  # on the clock of `time.monotonic`
@@ -133,7 +135,7 @@ class Sequence:
     """One continuation of a request, while it is written in a batch, which holds its model state."""
 
     def __init__(self, request: Request, choice: int, start: StreamState) -> None:
-        self.request, self.choice = request, choice
+        self.request, self.choice = request, request.first_choice + choice
         config = request.configs[choice]
         self.generation = Generation(config)
         self.stream = start._replace(model_state=None)
@@ -141,6 +143,7 @@ class Sequence:
         self._text = None if tokenizer is None else GeneratedText(tokenizer, start.recent, config.stop)
         self.constraint = None if request.constraint is None else request.constraint.copy()
         self.finish_reason: str | None = None
+        self.n_characters = 0  # of the text of all tokens so far
 
     def state(self, model_state: Any) -> StreamState:
         return self.stream._replace(model_state=model_state)
@@ -149,6 +152,7 @@ class Sequence:
         self.generation.count(token)
         self.stream = self.stream.after((token,), None)
         text = str(token) if self._text is None else self._text.add(token)
+        self.n_characters = self.n_characters + len(text) if self._text is None else self._text.n_characters
         if self.constraint is not None:
             self.constraint.advance(token)
         is_complete = self.constraint is not None and self.constraint.is_complete
@@ -205,7 +209,8 @@ class _PromptReport:
         if details.of_prediction and self._logits is not None and request.model.predicts_tokens:
             logprob, alternatives = token_logprobs(self._logits, token, details.alternatives)
         answers = token_logprobs(after, None, details.answers)[1] if details.answers and after is not None else ()
-        return TokenEvent(0, token, self._text(token), True, logprob, alternatives, answers, gates)
+        choice = request.first_choice
+        return TokenEvent(choice, token, self._text(token), True, logprob, alternatives, answers, gates)
 
 
 def token_logprobs(

@@ -152,8 +152,8 @@ async def _tokens(session: Session, start: StreamState, body: DetailsBody, by: C
         raise ApiError(400, "text and tokens are both given; expected one of them", param="tokens")
     tokens = body.tokens or []
     if body.text is not None:
-        tokens = await encode(session.model, body.text, is_first=start.position == 0)
-    require_tokens(session.model, tokens)
+        (tokens,) = await encode(session.model, body.text, is_first=start.position == 0)
+    require_tokens(session.model, tokens=tokens)
     by.service.require_allowed(tokens=len(tokens))
     return tokens
 

@@ -154,6 +154,8 @@ class _Metrics(Collector):
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MOST_TOKENS = 1_000_000
 """Of any list in a body; the server's own limit is lower."""
+_MOST_PROMPTS = 2048
+"""Prompts of a request; with `n` texts for each, the server's own limit is lower."""
 _MOST_NUMBERS = 500_000
 """Maximum number of values in a response that is not streamed, which is built in memory."""
 _SHORT_TEXT = 2000
@@ -323,14 +325,35 @@ class OpenAIBody(_SamplingBody):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionBody(OpenAIBody):
-    """Continue a text or tokens."""
+def _kind_of_prompt(prompt: Any) -> str:
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    if isinstance(prompt, str):
+        return "text"
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
 
-    prompt: _Text | _Tokens | Annotated[list[_Text], Field(min_length=1, max_length=64)] = "\n"
+
+_Prompt = Annotated[
+    Annotated[_Text, Tag("text")]
+    | Annotated[_Tokens, Tag("tokens")]
+    | Annotated[list[_Text], Field(max_length=_MOST_PROMPTS), Tag("texts")]
+    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS), Tag("lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionBody(OpenAIBody):
+    """Continue texts or tokens."""
+
+    prompt: _Prompt = "\n"
     max_tokens: int = Field(16, ge=0, le=_MOST_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
     best_of: int | None = Field(None, description="as many as n")
+
+    @property
+    def prompts(self) -> Any:
+        """The prompts: a list of texts, or of lists of tokens."""
+        return self.prompt if _kind_of_prompt(self.prompt) in ("texts", "lists") else [self.prompt]
 
 
 class _TextPart(_Body):
@@ -415,17 +438,22 @@ class RewindBody(_Body):
     position: _Position
 
 
-async def encode(model: ServedModel, text: str, *, is_first: bool = True) -> list[int]:
-    """Encode a text. A long one takes time and is left to another thread, so that streams continue."""
-    if len(text) <= _SHORT_TEXT:
-        return model.encode(text, is_first=is_first)
-    return await asyncio.to_thread(model.encode, text, is_first=is_first)
+async def encode(model: ServedModel, *texts: str, is_first: bool = True) -> list[list[int]]:
+    """Encode texts. Long ones take time and are left to another thread, so that streams continue."""
+
+    def encode_all() -> list[list[int]]:
+        return [model.encode(text, is_first=is_first) for text in texts]
+
+    return encode_all() if sum(map(len, texts)) <= _SHORT_TEXT else await asyncio.to_thread(encode_all)
 
 
-def require_tokens(model: ServedModel, tokens: list[int]) -> None:
-    wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
-    if wrong is not None:
-        raise ApiError(400, sentence("tokens", f"a list with {wrong}", f"tokens from 0 to {model.vocabulary - 1}"))
+def require_tokens(model: ServedModel, **fields: list[int]) -> None:
+    """Raise ApiError if a list has tokens that the model does not know, by the name of its field."""
+    for name, tokens in fields.items():
+        wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
+        if wrong is not None:
+            message = sentence(name, f"a list with {wrong}", f"tokens from 0 to {model.vocabulary - 1}")
+            raise ApiError(400, message, param=name)
 
 
 def require_generation(model: ServedModel) -> None:
@@ -434,14 +462,14 @@ def require_generation(model: ServedModel) -> None:
         raise ApiError(400, message, code="cannot_generate", param="model")
 
 
-def require_collectable(request: Request, n_choices: int = 1) -> None:
+def require_collectable(*requests: Request, n_choices: int = 1) -> None:
     """Raise ApiError if the response is too large to be sent in one piece.
 
-    Each of `n_choices` continuations repeats what is reported about the tokens that are read.
+    Each of a request's `n_choices` continuations repeats what is reported about the tokens that are read.
     """
-    n_written = sum(config.max_tokens or 0 for config in request.configs)
-    n_tokens = n_written + (len(request.tokens) * n_choices if request.reports_prompt else 0)
-    each = request.numbers_per_token
+    n_written = sum(config.max_tokens or 0 for request in requests for config in request.configs)
+    n_read = sum(len(request.tokens) for request in requests if request.reports_prompt)
+    n_tokens, each = n_written + n_read * n_choices, requests[0].numbers_per_token
     if n_tokens * each > _MOST_NUMBERS:
         message = (
             f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {_MOST_NUMBERS:,} in all"

@@ -80,20 +80,28 @@ class AsyncEngine(Engine):
             if (waiting := self._queues.get(request)) is not None:
                 waiting.put(some)
 
-    async def run(self, request: Request) -> AsyncGenerator[list[Event], None]:
-        """Submit a request and yield its events as they come, to the last; leaving the iteration cancels it."""
-        events = self._queues[request] = EventQueue(request, self.cancel)
-        n_open = request.n_sequences
+    async def run(self, *requests: Request) -> AsyncGenerator[list[Event], None]:
+        """Submit requests and yield their events as they come, to the last; leaving the iteration cancels them."""
+
+        def cancel_all(_: Request) -> None:
+            for request in requests:
+                self.cancel(request)
+
+        events = EventQueue(requests[0], cancel_all)
+        n_open = sum(request.n_sequences for request in requests)
         try:
-            self.submit(request)
+            for request in requests:
+                self._queues[request] = events
+                self.submit(request)
             while n_open:
                 some = await anext(events)
                 n_open -= sum(isinstance(event, EndEvent) for event in some)
                 yield some
         finally:
-            del self._queues[request]
+            for request in requests:
+                self._queues.pop(request, None)
             if n_open:
-                self.cancel(request)
+                cancel_all(requests[0])
 
 
 async def respond(

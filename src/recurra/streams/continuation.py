@@ -249,6 +249,8 @@ class GeneratedText:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
         self._pieces, self._stop = TextPieces(tokenizer, before), _StopText(stops)
+        self.n_characters = 0
+        """Length of the text of all tokens so far, with what is held back and a stop."""
 
     @property
     def is_over(self) -> bool:
@@ -257,7 +259,9 @@ class GeneratedText:
 
     def add(self, token: int) -> str:
         """Give the text that the next token settles, as far as it can be passed on; it may be ""."""
-        return self._stop.add(self._pieces.add(token))
+        piece = self._pieces.add(token)
+        self.n_characters += len(piece)
+        return self._stop.add(piece)
 
     def flush(self) -> str:
         """Give what is still held back after the last token; "" if a stop was found."""
