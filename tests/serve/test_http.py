@@ -178,6 +178,27 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     http._page_files.cache_clear()
 
 
+@pytest.mark.parametrize("path", ["/nothing", "/v1/embeddings", "/v1", "/v1/completions/more", "/assets"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_an_unknown_path_is_404_in_openai_s_form(client, method, path):
+    answer = client.request(method, path, json={} if method == "POST" else None)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (404, "not_found_error", "unknown_url")
+    assert error["message"] == f"there is no {method} {path}"
+
+
+def test_a_wrong_method_is_405(client):
+    answer = client.put("/v1/completions", json={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+@pytest.mark.parametrize("headers", [{"authorization": f"bearer   {KEYS[0]}"}, {"api-key": KEYS[1]}], ids=str)
+def test_a_key_comes_in_either_header(serving, headers):
+    client = serving(api_keys=KEYS).client(**headers)
+    assert client.get("/v1/models", params={"api-version": "2024-10-21"}).status_code == 200
+    assert client.get("/v1/models", headers={"authorization": "Bearer other", "api-key": ""}).status_code == 401
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

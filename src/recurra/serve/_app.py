@@ -24,7 +24,7 @@ from recurra.checks import sentence
 from recurra.serve import _openai as openai
 from recurra.serve import _routes as routes
 from recurra.serve._engine import QueueFull
-from recurra.serve._http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page
+from recurra.serve._http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page, page_paths
 from recurra.serve._model import ServedModel
 from recurra.serve._service import Caller, Service, caller
 from recurra.train._process import keep_large_blocks
@@ -53,7 +53,8 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(routes.router)
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
-    app.add_api_route("/{path:path}", page, methods=["GET"], include_in_schema=False)
+    for path in page_paths():
+        app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
     for kind in (ApiError, QueueFull, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _error_response)
     return app
@@ -78,6 +79,8 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
         if where and first["type"] == "extra_forbidden":
             message = sentence(where, repr(first["input"]), "no such field", "it is not supported")
         error = ApiError(400, message, param=where, code="invalid_value")
+    elif isinstance(error, HTTPException) and error.status_code == 404:
+        error = ApiError(404, f"there is no {request.method} {request.url.path[:200]}", code="unknown_url")
     elif isinstance(error, HTTPException):
         error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
     assert isinstance(error, ApiError)

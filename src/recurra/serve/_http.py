@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -181,9 +182,12 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
     return {name: (content, _MEDIA_TYPES[PurePosixPath(name).suffix]) for name, content in files.items()}
 
 
-async def page(path: str) -> Response:
-    """Answer with a file of the explorer's page; "" is the page itself."""
-    found = _page_files().get(path or "index.html")
-    if found is None:
-        return PlainTextResponse("There is nothing here.\n", 404)
-    return Response(found[0], media_type=found[1], headers=_HEADERS)
+def page_paths() -> list[str]:
+    """Return the paths of the page and its files."""
+    return ["/", *(f"/{name}" for name in (*PAGE, "engine.json"))]
+
+
+async def page(request: Request) -> Response:
+    """Answer with a file of the explorer's page."""
+    content, media_type = _page_files()[request.url.path[1:] or "index.html"]
+    return Response(content, media_type=media_type, headers=_HEADERS)

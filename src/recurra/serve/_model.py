@@ -115,6 +115,9 @@ class ServedModel:
             raise ApiError(400, sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
         return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens)) if self.tokenizer is None else self.tokenizer.decode(tokens)
+
     def text_of(self, token: int) -> str:
         return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
 

@@ -1,5 +1,6 @@
-"""OpenAI's endpoints: /v1/models, /v1/completions and /v1/chat/completions."""
+"""OpenAI's endpoints, /v1/models, /v1/completions and /v1/chat/completions, and vLLM's /tokenize and /detokenize."""
 
+import asyncio
 import json
 import math
 import secrets
@@ -20,8 +21,10 @@ from recurra.serve._service import (
     By,
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     OpenAIBody,
     Service,
+    TokenizeBody,
     encode,
     require_collectable,
     require_generation,
@@ -30,7 +33,7 @@ from recurra.serve._service import (
 from recurra.serve._streaming import message, respond
 from recurra.streams.continuation import start_of
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(tags=["openai"])
 
 _DEFAULT_TOKENS = 1024
 """Maximum number of tokens of a chat's answer, if the request sets none."""
@@ -38,13 +41,13 @@ _REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
 """OpenAI's words for reasons that it does not know."""
 
 
-@router.get("/models")
+@router.get("/v1/models")
 async def _models(by: By) -> dict[str, Any]:
     """List the models."""
     return {"object": "list", "data": [_model_json(by.service, model) for model in by.service.models.values()]}
 
 
-@router.get("/models/{name}")
+@router.get("/v1/models/{name:path}")
 async def _model(name: str, by: By) -> dict[str, Any]:
     """Show a model."""
     return _model_json(by.service, by.service.model(name))
@@ -60,7 +63,7 @@ def _model_json(service: Service, served: ServedModel) -> dict[str, Any]:
     }
 
 
-@router.post("/completions", response_model=None)
+@router.post("/v1/completions", response_model=None)
 async def _completions(client: fastapi.Request, body: CompletionBody, by: By) -> Response:
     """Continue one text or several."""
     served = by.service.model(body.model)
@@ -75,20 +78,43 @@ async def _completions(client: fastapi.Request, body: CompletionBody, by: By) ->
     return await _answer(client, by.service, _Completion(requests, body))
 
 
-@router.post("/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None)
 async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     """Continue a chat."""
     served = by.service.model(body.model)
     if body.top_logprobs and not body.logprobs:
         message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
         raise ApiError(400, message, param="top_logprobs")
-    text = served.chat_text([message.model_dump(exclude_none=True) for message in body.messages])
-    (prompt,) = await encode(served, text)
+    (prompt,) = await encode(served, _chat_text(served, body))
     max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
     requests = await _requests(by.service, served, [prompt], body, max_tokens, details)
     return await _answer(client, by.service, _Chat(requests, body))
+
+
+def _chat_text(served: ServedModel, body: ChatBody | TokenizeBody) -> str:
+    return served.chat_text([message.model_dump(exclude_none=True) for message in body.messages or ()])
+
+
+@router.post("/tokenize")
+async def _tokenize(body: TokenizeBody, by: By) -> dict[str, Any]:
+    """Turn a text, or a chat, into tokens, as completions read them."""
+    served = by.service.model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "prompt and messages are both given, or neither; expected one of them", param="prompt")
+    text = _chat_text(served, body) if body.prompt is None else body.prompt
+    (tokens,) = await encode(served, text, is_first=body.add_special_tokens)
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": by.service.settings.max_tokens}
+
+
+@router.post("/detokenize")
+async def _detokenize(body: DetokenizeBody, by: By) -> dict[str, str]:
+    """Turn tokens into text."""
+    served = by.service.model(body.model)
+    by.service.require_allowed(tokens=len(body.tokens))
+    require_tokens(served, tokens=body.tokens)
+    return {"prompt": await asyncio.to_thread(served.decode, body.tokens)}
 
 
 async def _requests(
@@ -280,7 +306,7 @@ def _echoed(request: Request, prompt: str | list[int]) -> str:
     tokenizer = request.model.tokenizer
     if isinstance(prompt, str) and (tokenizer is None or not start_of(tokenizer)):
         return prompt
-    return " ".join(map(str, request.tokens)) if tokenizer is None else tokenizer.decode(request.tokens)
+    return request.model.decode(request.tokens)
 
 
 class _Chat(_Answer):

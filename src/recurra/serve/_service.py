@@ -94,7 +94,8 @@ def caller(request: fastapi.Request) -> Caller:
     keys = service.settings.api_keys
     if not keys:
         return Caller(service, "")
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    azure = f"Bearer {request.headers.get('api-key', '')}"  # the header of OpenAI's client for Azure
+    scheme, _, given = request.headers.get("authorization", azure).partition(" ")
     digest = _digest(given.strip())
     # every key is compared, each in constant time, so that time says nothing about them
     matches = [hmac.compare_digest(digest, _digest(key)) for key in keys]
@@ -378,14 +379,33 @@ class _Message(_Body):
     name: str | None = Field(None, max_length=1000)
 
 
+_Messages = Annotated[list[_Message], Field(min_length=1, max_length=1000)]
+
+
 class ChatBody(OpenAIBody):
     """Continue a chat."""
 
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=1000)]
+    messages: _Messages
     max_tokens: _MaxTokens | None = None
     max_completion_tokens: _MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class TokenizeBody(_Body):
+    """Turn a text, or a chat, into tokens."""
+
+    model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
+    prompt: _Text | None = None
+    messages: _Messages | None = None
+    add_special_tokens: bool = Field(True, description="with the tokens that the model's texts begin with")
+
+
+class DetokenizeBody(_Body):
+    """Turn tokens into text."""
+
+    model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
+    tokens: _Tokens
 
 
 class OpenBody(_Body):
