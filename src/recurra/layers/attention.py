@@ -50,7 +50,7 @@ class AttentionWindow:
     def pieces(self, n_steps: int, position: int) -> list[int]:
         """Split `n_steps` (at least 1) at the borders of segments; the first step is at `position` in its segment."""
         first = min(n_steps, self.segment_length - position)
-        whole, rest = divmod(n_steps - first, self.segment_length)
+        whole, rest = (n_steps - first) // self.segment_length, (n_steps - first) % self.segment_length
         return [first, *[self.segment_length] * whole, *([rest] if rest else [])]
 
     def masked(self, n_queries: int, n_keys: int, device: torch.device) -> Bool[Tensor, "n_queries n_keys"]:
@@ -155,7 +155,7 @@ def append_to_cache(state: _Seen, new: _Seen) -> _Seen:
 def trim_cache(known: _Seen, window: int | None) -> _Seen:
     """Return what the next step sees, at most window - 1 steps. Copies: a view would keep all steps of a call alive."""
     n_steps = known[0].shape[1]
-    kept = n_steps if window is None else min(n_steps, window - 1)
+    kept = n_steps if window is None else torch.sym_min(n_steps, window - 1)
     return type(known)(*(x[:, n_steps - kept :].clone() for x in known))
 
 

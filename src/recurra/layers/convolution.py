@@ -14,8 +14,10 @@ from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.ops._operator import (
     Differentiable,
+    OneNode,
     addresses,
     describe,
+    is_any_length,
     last_dim_contiguous,
     needs_gradient,
     numba_kernels_take,
@@ -94,8 +96,19 @@ def convolve_window(
     known = torch.cat([past, x], 1)
     is_long = not isinstance(x.shape[1], torch.SymInt) and x.shape[1] >= _LONG and x.numel() > 0
     with torch.autocast(x.device.type, enabled=False):
-        y = (_by_transform if is_long else _directly)(known, filters, past.shape[1])
+        if torch.compiler.is_dynamo_compiling() and is_any_length(x.shape[1]):
+            y = _any_window(x, filters, past)
+        else:
+            y = (_by_transform if is_long else _directly)(known, filters, past.shape[1])
     return y, known[:, x.shape[1] :].clone()
+
+
+_any_window = OneNode(
+    "convolve_window(Tensor x, Tensor filters, Tensor past) -> Tensor",
+    lambda x, filters, past: convolve_window(x, filters, past)[0],
+    lambda x, *_: x.new_empty(x.shape),
+    n_inputs=3,
+)
 
 
 def _by_transform(known: Tensor, filters: Tensor, n_before: int) -> Tensor:
@@ -256,7 +269,7 @@ class ShortConvolution(nn.Module):
     def _of_all_steps(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         length, inputs, n_before = x.shape[1], at_least_float32(x), self.kernel_size - 1
         y = self._convolve(inputs, state).to(x.dtype)
-        if not isinstance(length, torch.SymInt) and length >= n_before:  # without a copy of all inputs
+        if not is_any_length(length) and length >= n_before:  # without a copy of all inputs
             return y, inputs[:, length - n_before :].to(state.dtype, copy=True)
         return y, torch.cat([state, inputs], 1)[:, length:].clone()
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 from recurra.checks import choose, require, require_at_least, require_positive
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
+from recurra.ops._operator import OneNode, is_any_length
 from recurra.ops.scan.convolution import transform_length
 from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
@@ -101,9 +102,19 @@ def run_channels(
     Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, which forms no state but
     the last; shorter ones run as a recurrence, and so do traces for any length. Both give the same result.
     """
+    if torch.compiler.is_dynamo_compiling() and is_any_length(x.shape[1]):
+        return _any_channels(x, *ssm, h0)
     is_any = isinstance(x.shape[1], torch.SymInt)  # traced for every length, short or long
     is_long = not is_any and x.shape[1] >= _SHORT and x.shape[0] > 0  # an empty batch has no transform in torch
     return (_run_channels_by_convolution if is_long else _run_channels_by_recurrence)(x, ssm, h0)
+
+
+_any_channels = OneNode(
+    "channel_modes(Tensor x, Tensor a, Tensor b, Tensor c, Tensor? h0) -> (Tensor, Tensor)",
+    lambda x, a, b, c, h0: run_channels(x, ChannelSSM(a, b, c), h0),
+    lambda x, a, *_: (x.new_empty(x.shape), a.new_empty((x.shape[0], *a.shape))),
+    n_inputs=5,
+)
 
 
 def _run_channels_by_recurrence(x: Tensor, ssm: ChannelSSM, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -82,9 +82,6 @@ class DeltaMixer(Mixer):
         y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
         return self.norm(y).flatten(-2), DeltaNetState(h, inputs)
 
-    def why_not_exportable(self) -> str:
-        return f"{type(self).__name__} computes in chunks: its graph has as many as the prompt that it was traced with"
-
 
 @register_mixer("delta-net")
 class DeltaNet(DeltaMixer):

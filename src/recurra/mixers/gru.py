@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
-from recurra.ops._operator import transforms_are_active
+from recurra.ops._operator import OneNode, is_any_length, transforms_are_active
 from recurra.ops.cells._gru_steps import kernels_take
 from recurra.ops.cells.gru import HiddenWeights, gru_after, gru_after_reference
 
@@ -31,9 +31,6 @@ class GRU(Mixer):
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, GRUState, h=StateSpec((d_model,)))
         self.cell = nn.GRUCell(d_model, d_model)
-
-    def why_not_exportable(self) -> str:
-        return "gru runs step by step, and its graph has as many steps as the prompt that it was traced with"
 
     def mix(self, x: Tensor, state: GRUState, mask: None) -> tuple[Tensor, GRUState]:
         cell, h = self.cell, state.h
@@ -61,8 +58,22 @@ class GRU(Mixer):
                 y, last = gru_after_reference(projected, h, HiddenWeights(*self._of_state()))
                 return y.to(x.dtype), GRUState(at_least_float32(last))
             weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-            # With biases, one layer, no dropout, as in training (cuDNN gives no gradients otherwise), one direction,
-            # batch first. cuDNN takes no state with gaps.
-            first = h.unsqueeze(0).contiguous()
-            y, last = torch.gru(x.to(h.dtype), first, weights, True, 1, 0.0, True, False, True)
-        return y.to(x.dtype), GRUState(at_least_float32(last.squeeze(0)))
+            steps = _any_steps if is_any_length(x.shape[1]) else _steps
+            y, last = steps(x.to(h.dtype), h, *weights)
+        return y.to(x.dtype), GRUState(at_least_float32(last))
+
+
+def _steps(x: Tensor, h: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    # With biases, one layer, no dropout, as in training (cuDNN gives no gradients otherwise), one direction, batch
+    # first. cuDNN takes no state with gaps.
+    y, last = torch.gru(x, h.unsqueeze(0).contiguous(), weights, True, 1, 0.0, True, False, True)
+    return y, last.squeeze(0)
+
+
+_any_steps = OneNode(
+    "gru_steps(Tensor x, Tensor h, Tensor weight_ih, Tensor weight_hh, Tensor bias_ih, Tensor bias_hh) -> "
+    "(Tensor, Tensor)",
+    _steps,
+    lambda x, h, *_: (x.new_empty((*x.shape[:2], h.shape[1])), h.new_empty(h.shape)),
+    n_inputs=6,
+)

@@ -20,8 +20,6 @@ from recurra.state import last_step
 class _DiagonalRecurrence(nn.Module):
     """h_t = a h_{t-1} + b_t with a = exp(-exp(alpha)), one real number in (0, 1) per state channel."""
 
-    why_not_exportable = ""
-
     def __init__(self, d_state: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(log_spaced_steps(d_state, 0.001, 0.1))
@@ -36,10 +34,6 @@ class _DiagonalRecurrence(nn.Module):
 
 class _DenseRecurrence(nn.Module):
     """h_t = A h_{t-1} + b_t with a dense A, at the start 0.99 times a random orthogonal matrix."""
-
-    why_not_exportable = (
-        'linear-rnn with transition "dense" multiplies matrices in a tree whose depth depends on the length'
-    )
 
     def __init__(self, d_state: int) -> None:
         super().__init__()
@@ -91,9 +85,6 @@ class LinearRNN(Mixer):
 
     def transition_parameters(self) -> set[nn.Parameter]:
         return set(self.recurrence.parameters())
-
-    def why_not_exportable(self) -> str:
-        return self.recurrence.why_not_exportable
 
     def mix(self, x: Tensor, state: LinearRNNState, mask: None) -> tuple[Tensor, LinearRNNState]:
         b = at_least_float32(functional.linear(x, self.input_weights))

@@ -11,6 +11,7 @@ from recurra.checks import require, require_at_least, require_heads, require_pro
 from recurra.layers.attention import append_to_cache, cache_limit, dot_product_attention, trim_cache, windows
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
+from recurra.ops._operator import OneNode, is_any_length
 
 _SELF = -1e5  # what a step's score with itself loses, as in the published code; half the smallest number in float16
 
@@ -80,25 +81,14 @@ class Reformer(Mixer):
         projected = self.queries(x), self.values(x)
         queries, values = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in projected)
         known = append_to_cache(state, ReformerState(queries, values, self._buckets(queries)))
-        n_queries, n_keys, dtype = x.shape[1], known.queries.shape[1], projected[0].dtype
+        dtype, dropout = projected[0].dtype, self.dropout if self.training else 0.0
         keys = functional.normalize(known.queries, dim=-1)
         queries, keys, values = (part.to(dtype).transpose(1, 2) for part in (queries, keys, known.values))
-        outputs, loss = [], max(_SELF, torch.finfo(dtype).min / 2)
-        for start, stop, first, last in windows(n_queries, n_keys, self.window):
-            here, seen = known.buckets[:, n_keys - n_queries + start : last], known.buckets[:, first:last]
-            bias = torch.where(self._meet(here, seen), 0.0, -torch.inf) + loss * _same(here.shape[1], seen)
-            outputs.append(
-                dot_product_attention(
-                    queries[:, :, start:stop],
-                    keys[:, :, first:last],
-                    values[:, :, first:last],
-                    attn_mask=bias.to(dtype),
-                    dropout_p=self.dropout if self.training else 0.0,
-                    scale=1.0,
-                )
-            )
-        y = torch.cat(outputs, 2).transpose(1, 2).flatten(2)
-        return self.output_projection(y), trim_cache(known, self.window)
+        if not dropout and is_any_length(keys.shape[2]):
+            y = _any_steps(queries, keys, values, known.buckets, self.window)
+        else:
+            y = _in_windows(queries, keys, values, known.buckets, self.window, dropout)
+        return self.output_projection(y.transpose(1, 2).flatten(2)), trim_cache(known, self.window)
 
     def why_not_exportable(self) -> str:
         return "reformer keeps the last steps themselves, and their number grows up to its window"
@@ -110,14 +100,45 @@ class Reformer(Mixer):
             rotated = torch.einsum("blhd,hdrc->blhrc", queries, at_least_float32(self.rotations).to(queries.dtype))
         return torch.cat([rotated, -rotated], -1).argmax(-1).to(queries.dtype)
 
-    def _meet(self, here: Float[Tensor, "B q H r"], seen: Float[Tensor, "B k H r"]) -> Bool[Tensor, "B H q k"]:
-        """Whether the last q of k steps share a bucket with each step that is in their window, in any round."""
-        age = torch.arange(seen.shape[1], device=seen.device)
-        age = age[seen.shape[1] - here.shape[1] :, None] - age
-        shared = torch.zeros((), dtype=torch.bool, device=seen.device)
-        for one, other in zip(here.unbind(-1), seen.unbind(-1)):
-            shared = shared | (one.transpose(1, 2)[..., None] == other.transpose(1, 2)[:, :, None])
-        return shared & (age >= 0) & (age < self.window)
+
+def _in_windows(
+    queries: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, window: int, dropout: float = 0.0
+) -> Tensor:
+    """Attend from the last steps of those that have keys: (B, H, L, d_head)."""
+    (n_queries, n_keys), dtype = (queries.shape[2], keys.shape[2]), queries.dtype
+    outputs, loss = [], max(_SELF, torch.finfo(dtype).min / 2)
+    for start, stop, first, last in windows(n_queries, n_keys, window):
+        here, seen = buckets[:, n_keys - n_queries + start : last], buckets[:, first:last]
+        bias = torch.where(_meet(here, seen, window), 0.0, -torch.inf) + loss * _same(here.shape[1], seen)
+        outputs.append(
+            dot_product_attention(
+                queries[:, :, start:stop],
+                keys[:, :, first:last],
+                values[:, :, first:last],
+                attn_mask=bias.to(dtype),
+                dropout_p=dropout,
+                scale=1.0,
+            )
+        )
+    return torch.cat(outputs, 2)
+
+
+_any_steps = OneNode(
+    "reformer_attention(Tensor queries, Tensor keys, Tensor values, Tensor buckets, int window) -> Tensor",
+    _in_windows,
+    lambda queries, *_: queries.new_empty(queries.shape),
+    n_inputs=4,
+)
+
+
+def _meet(here: Float[Tensor, "B q H r"], seen: Float[Tensor, "B k H r"], window: int) -> Bool[Tensor, "B H q k"]:
+    """Whether the last q of k steps share a bucket with each step that is in their window, in any round."""
+    age = torch.arange(seen.shape[1], device=seen.device)
+    age = age[seen.shape[1] - here.shape[1] :, None] - age
+    shared = torch.zeros((), dtype=torch.bool, device=seen.device)
+    for one, other in zip(here.unbind(-1), seen.unbind(-1)):
+        shared = shared | (one.transpose(1, 2)[..., None] == other.transpose(1, 2)[:, :, None])
+    return shared & (age >= 0) & (age < window)
 
 
 def _same(n_queries: int, seen: Float[Tensor, "B k H r"]) -> Float[Tensor, "q k"]:

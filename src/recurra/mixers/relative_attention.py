@@ -11,6 +11,7 @@ from recurra.checks import require, require_probability
 from recurra.layers.attention import AttentionWindow, dot_product_attention, head_size
 from recurra.layers.positions import sinusoids
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
+from recurra.ops._operator import OneNode, is_any_length
 
 
 class RelativeAttentionState(NamedTuple):
@@ -91,11 +92,28 @@ class RelativeAttention(Mixer):
     def _by_segments(
         self, x: Tensor, state: RelativeAttentionState, encoding: Tensor, norm: Callable[[Tensor], Tensor] = _as_it_is
     ) -> tuple[Tensor, RelativeAttentionState]:
+        n_known = state.memory.shape[1] + state.segment.shape[1] + x.shape[1]
+        if is_any_length(n_known) and not (self.dropout and self.training):
+            return self._by_any_segments(x, state, encoding, norm)
         outputs = []
         for piece in x.split(self.window.pieces(x.shape[1], position=state.segment.shape[1]), 1):
             y, state = self._attend(piece, state, encoding, norm)
             outputs.append(y)
         return self.output_projection(torch.cat(outputs, 1)), state
+
+    def _by_any_segments(
+        self, x: Tensor, state: RelativeAttentionState, encoding: Tensor, norm: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, RelativeAttentionState]:
+        """The same in a trace for any length, with all products before the loop over segments."""
+        raw, own = torch.cat([state.memory.to(x.dtype), x], 1).detach(), norm(x)
+        new, of_memory, positions = self.keys_values(own), self.keys_values(norm(raw)), self.position_keys(encoding)
+        past = state.context.to(new.dtype), state.segment.to(new.dtype)
+        biases = self.content_bias.to(new.dtype), self.position_bias.to(new.dtype)
+        window = self.window.segment_length, self.window.mem_len, self.window.same_length
+        y, context, segment = _any_segments(self.queries(own), new, of_memory, *past, positions, *biases, *window)
+        memory = raw[:, torch.sym_max(raw.shape[1] - self.window.mem_len, 0) :].to(state.memory.dtype, copy=True)
+        layers = memory, context.to(memory.dtype), segment.to(memory.dtype)
+        return self.output_projection(y), RelativeAttentionState(*layers)
 
     def with_window(self, window: AttentionWindow) -> None:
         """Change the lengths of the window; states of the old one do not fit the new."""
@@ -108,6 +126,8 @@ class RelativeAttention(Mixer):
     def encode(self, x: Float[Tensor, "B L d_in"], state: Any) -> Float[Tensor, "n d_model"]:
         """Encode the distances that a call with `x` and a state meets, and one more, from the largest to 0."""
         memory, position = state.memory.shape[1], state.segment.shape[1]
+        if is_any_length(memory + position + x.shape[1]):
+            memory, position = self.window.mem_len, self.window.segment_length
         n_keys = min(self.window.mem_len, memory + x.shape[1]) + min(self.window.segment_length, position + x.shape[1])
         return sinusoids(n_keys + 1, self.d_model, like=x, clamp_len=self.window.clamp_len)
 
@@ -171,6 +191,60 @@ class RelativeAttention(Mixer):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
+
+
+def _segments(
+    queries: Tensor, new: Tensor, of_memory: Tensor, context: Tensor, segment: Tensor, positions: Tensor,
+    content_bias: Tensor, position_bias: Tensor, segment_length: int, mem_len: int, same_length: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Attend segment by segment: y before the output projection, and the next context and segment.
+
+    `new` are keys and values of all steps, `of_memory` those of the memory and all steps as later segments see them.
+    """
+    window, empty, outputs, start = AttentionWindow(segment_length, mem_len, same_length), new[:, :0], [], 0
+    n_heads, d_head = content_bias.shape
+    heads = lambda part: part.unflatten(-1, (n_heads, d_head)).transpose(-3, -2)  # noqa: E731
+    for n_queries in window.pieces(new.shape[1], segment.shape[1]):
+        before = of_memory.shape[1] - new.shape[1] + start
+        if not segment.shape[1]:
+            context = of_memory[:, max(0, before - mem_len) : before]
+        segment = torch.cat([segment, new[:, start : start + n_queries]], 1)
+        keys, values = map(heads, torch.cat([context, segment], 1).chunk(2, -1))
+        q, n_keys = heads(queries[:, start : start + n_queries]), keys.shape[2]
+        rows = heads(positions[len(positions) - n_keys - 1 :]).transpose(-1, -2)
+        scores = (((q + position_bias[:, None]) * d_head**-0.5) @ rows).flatten(-2)[..., n_queries:]
+        scores = scores.unflatten(-1, (n_queries, n_keys))
+        mask = scores.masked_fill(window.masked(n_queries, n_keys, q.device), -torch.inf)
+        y = dot_product_attention(q + content_bias[:, None], keys, values, attn_mask=mask, scale=d_head**-0.5)
+        outputs.append(y.transpose(1, 2).flatten(2))
+        start += n_queries
+        if segment.shape[1] == segment_length:
+            context, segment = empty, empty
+    return torch.cat(outputs, 1), context, segment
+
+
+def _segments_result(queries: Tensor, new: Tensor, of_memory: Tensor, context: Tensor, segment: Tensor, *rest: Any):  # type: ignore[no-untyped-def]
+    """Sizes by arithmetic alone: a trace cannot ask whether a segment ends."""
+    segment_length, mem_len = rest[3:5]
+    batch, n_new, channels = new.shape
+    position = (segment.shape[1] + n_new) % segment_length
+    is_open = torch.sym_min(position, 1)
+    n_context = torch.sym_min(mem_len, of_memory.shape[1] - position)
+    if segment.shape[1]:
+        is_later = torch.sym_min((segment.shape[1] + n_new) // segment_length, 1)
+        n_context = is_later * n_context + (1 - is_later) * context.shape[1]
+    kept = (new.new_empty((batch, n, channels)) for n in (is_open * n_context, position))
+    return queries.new_empty(queries.shape), *kept
+
+
+_any_segments = OneNode(
+    "relative_attention(Tensor queries, Tensor new, Tensor of_memory, Tensor context, Tensor segment, "
+    "Tensor positions, Tensor content_bias, Tensor position_bias, int segment_length, int mem_len, bool same_length) -> "
+    "(Tensor, Tensor, Tensor)",
+    _segments,
+    _segments_result,
+    n_inputs=8,
+)
 
 
 class PreNormRelativeAttention(RelativeAttention):

@@ -64,9 +64,6 @@ class SLSTM(Mixer):
         forget = self.input_weights.bias.view(4, self.n_heads, -1)[2]
         forget.copy_(torch.linspace(3.0, 6.0, forget.shape[1]))
 
-    def why_not_exportable(self) -> str:
-        return "slstm runs step by step, and its graph has as many steps as the prompt that it was traced with"
-
     def mix(self, x: Tensor, state: SLSTMState, mask: None) -> tuple[Tensor, SLSTMState]:
         projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
         weights = at_least_float32(self.recurrent_weights)

@@ -84,6 +84,14 @@ def is_batch(*gradients: Tensor | None) -> bool:
     return _transforms() or any(g is not None and _is_old_batch(g) for g in gradients)
 
 
+def is_any_length(n_steps: Any) -> bool:
+    """Return whether a trace may serve any number of steps from 2 on; what it does then must not depend on theirs.
+
+    Dynamo does not say which sizes are symbols, so that all of its traces count; torch.export's do.
+    """
+    return n_steps != 1 and (isinstance(n_steps, torch.SymInt) or torch.compiler.is_dynamo_compiling())
+
+
 class Operator:
     """recurra::<name>, a torch operator around a kernel, called with its arguments in the order of its schema.
 
@@ -279,6 +287,72 @@ def _differentiable_gradients(
             )
         )
         return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)
+
+
+class OneNode:
+    """A function of tensors as an operator, which a trace for any length takes as one node and runs as in eager mode.
+
+    Loops over steps, pieces or powers of 2 would be unrolled for one length. The backward pass, another operator,
+    computes the function again and differentiates that; so it must draw no random numbers.
+
+    Args:
+        schema: in torch's notation; tensors come first.
+        function: from the arguments to the results.
+        allocate: as an `Operator`'s.
+        n_inputs: the number of tensors among the arguments, None included.
+    """
+
+    def __init__(
+        self, schema: str, function: Callable[..., Any], allocate: Callable[..., Any], *, n_inputs: int
+    ) -> None:
+        name, _, rest = schema.partition("(")
+        options: dict[str, Any] = {"check": lambda *_: None, "devices": ("CPU", "CUDA")}
+
+        def several(*arguments: Any) -> tuple[Tensor, ...]:
+            results = function(*arguments)
+            return (results,) if isinstance(results, Tensor) else results
+
+        def run(results: Any, *arguments: Any) -> None:
+            for place, result in zip((results,) if isinstance(results, Tensor) else results, several(*arguments)):
+                place.copy_(result)
+
+        def run_back(results: Any, gradients: Sequence[Tensor | None], *arguments: Any) -> None:
+            inputs = [None if x is None else x.detach().requires_grad_() for x in arguments[:n_inputs]]
+            rest = arguments[n_inputs:]
+            found = _differentiable_gradients(lambda *tensors: several(*tensors, *rest), inputs, gradients)
+            for place, gradient in zip(results, found):
+                if gradient is not None:
+                    place.copy_(gradient)
+
+        def allocate_back(gradients: Any, *arguments: Any) -> list[Tensor]:
+            like = arguments[0]
+            return [like.new_empty(0) if x is None else x.new_empty(x.shape) for x in arguments[:n_inputs]]
+
+        def backward(gradients: tuple, saved: tuple, needs: tuple, *rest: Any) -> list[Tensor | None]:
+            found = self._backward(list(gradients), *saved, *rest)
+            return [gradient if need else None for gradient, need in zip(found, needs)]
+
+        def forward(keep: bool, *arguments: Any) -> tuple[tuple, tuple]:
+            results = self._forward(*arguments)
+            return (results,) if isinstance(results, Tensor) else results, arguments[:n_inputs]
+
+        self._forward = Operator(schema, allocate=allocate, run=run, **options)
+        returned = rest.rpartition(") -> ")[0]
+        self._backward = Operator(
+            f"{name}_backward(Tensor?[] gradients, {returned}) -> Tensor[]",
+            allocate=allocate_back,
+            run=run_back,
+            **options,
+        )
+        differentiable = Differentiable(forward, backward, n_inputs=n_inputs, reference=several)
+        is_single = schema.endswith("-> Tensor")
+        self._forward.record = lambda *arguments: (
+            differentiable(*arguments)[0] if is_single else differentiable(*arguments)
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Put the node into the trace."""
+        return self._forward.bare(*arguments)
 
 
 HALF = (torch.float16, torch.bfloat16)  # which are computed in float32

@@ -26,9 +26,7 @@ def make_model(mixer="gateloop", **options) -> LanguageModel:
     [
         ("gateloop-attention", {}, "keeps the last steps themselves"),
         ("rotary-attention", {"n_heads": 1}, "keeps the last steps themselves"),
-        ("gru", {}, "as many steps as the prompt"),
         ("relative-attention", {}, "grows up to the segment's end"),
-        ("linear-rnn", {"transition": "dense"}, "a tree whose depth depends on the length"),
     ],
 )
 def test_mixers_whose_graph_depends_on_the_length_are_refused(mixer, options, reason):

@@ -13,9 +13,12 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 
 SIZES = {"vocab_size": 11, "d_model": 6, "d_channel_mixing": 7}
 MIXERS = {  # one block each, so that one trace does for many
+    "delta-net": {"n_heads": 2},
+    "gated-delta-net": {"n_heads": 2, "n_qk_heads": 1},
     "gateloop": {},
     "gla": {"n_heads": 3},
     "hgrn2": {"n_heads": 6},  # one channel a head
+    "gru": {},
     "h3": {"d_state": 4, "head_dim": 2},
     "hyena": {"window": 5},
     "linear-attention": {"n_heads": 2},
@@ -35,9 +38,10 @@ MIXERS = {  # one block each, so that one trace does for many
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
+    "slstm": {"n_heads": 2},
 }
 HALVES = {"one half": [*MIXERS][::2], "the other": [*MIXERS][1::2]}
-STACKS = {"a sample": ["gateloop", "hyena", "lru", "mamba", "rg-lru", "rwkv4"], **HALVES}
+STACKS = {"a sample": ["delta-net", "gateloop", "gru", "hyena", "lru", "mamba", "rg-lru", "rwkv4", "slstm"], **HALVES}
 SLOW_STACKS = ["a sample", *(pytest.param(half, marks=pytest.mark.slow) for half in HALVES)]
 CASES = {
     **{
@@ -46,6 +50,9 @@ CASES = {
         )
         for case, names in STACKS.items()
     },
+    "dense": LanguageModelConfig(
+        **SIZES, n_layer=1, mixer="linear-rnn", mixer_options={"d_state": 5, "transition": "dense"}
+    ),
     "heads, output gate, tied": LanguageModelConfig(
         **SIZES, n_layer=1, mixer_options={"n_heads": 3, "d_v": 9, "output_gate": True}, tie_embeddings=True
     ),
@@ -53,10 +60,7 @@ CASES = {
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),
 }
-REFUSED = {
-    "delta-net", "gated-attention", "gated-delta-net", "gateloop-attention", "gru", "reformer", "relative-attention",
-    "rotary-attention", "slstm",
-}  # fmt: skip
+REFUSED = {"gated-attention", "gateloop-attention", "reformer", "relative-attention", "rotary-attention"}
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest number
 SMALLEST = 0.1  # a state may be smaller than the errors of a deep stack's inputs, which are of order 1, would allow
@@ -85,7 +89,7 @@ def test_every_registered_mixer_is_here():
     assert {*MIXERS, *REFUSED} == set(list_mixers())
 
 
-@pytest.mark.parametrize("case", [*SLOW_STACKS, "heads, output gate, tied", "fixed"])
+@pytest.mark.parametrize("case", [*SLOW_STACKS, "dense", "heads, output gate, tied", "fixed"])
 def test_torch_programs(case):
     model, batch = make_model(case), {"heads, output gate, tied": 3, "fixed": None}.get(case, 1)
     with torch.no_grad():
@@ -124,7 +128,7 @@ def require_gradients(model: LanguageModel, traced: StreamProgram, tokens: torch
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", SLOW_STACKS)
+@pytest.mark.parametrize("case", [*SLOW_STACKS, "dense"])
 @torch.no_grad()
 def test_onnx(case):
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -134,6 +138,8 @@ def test_onnx(case):
     model = make_model(case)
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # comparing symbolic sizes takes longer
         exported = OnnxModel(to_onnx(model).SerializeToString(), threads=1)
+    with pytest.raises(ValueError, match=r"tokens is of shape \(1, 0\); expected .* at least one step"):
+        exported(np.zeros((1, 0), np.int64))
     for batch, length in ((1, 67), (3, 8)):  # neither was seen when the graph was made
         tokens = torch.randint(11, (batch, length))
         logits, last = model(tokens)

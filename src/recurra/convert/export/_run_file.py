@@ -23,6 +23,8 @@ if __name__ == "__main__":
     state = {f"state.{tensor['name']}": np.zeros((1, *tensor["shape"]), np.float32) for tensor in tensors}
 
     tokens = tokenizer.encode(sys.argv[1]).ids  # any number of them, at least one
+    if not tokens:
+        sys.exit(f"the text is {sys.argv[1]!r}, without a token; expected at least one")
     generated: list[int] = []
     for _ in range(_N_TOKENS):
         logits, *last = session.run(None, {"tokens": np.array([tokens], np.int64), **state})

@@ -21,6 +21,7 @@ from onnxscript.values import Opset
 
 import recurra
 from recurra._files.reading import parse_json
+from recurra.checks import sentence
 from recurra.convert.export.programs import RealProgram, prefill_program, zero_state
 from recurra.models.shell import LanguageModelShell
 
@@ -84,6 +85,88 @@ def _running_maximum(x: FLOAT) -> FLOAT:
     return largest
 
 
+@script(_domain, default_opset=op)
+def _matrix_scan(matrix: FLOAT, b: FLOAT, h0: FLOAT) -> FLOAT:
+    """h_t = A h_{t-1} + b_t along axis 1."""
+    transposed = op.Transpose(matrix, perm=[1, 0])
+
+    @graph()
+    def step(h_before, b_t):  # type: ignore[no-untyped-def]
+        h_now = op.Add(op.MatMul(h_before, transposed), b_t)
+        return h_now, op.Identity(h_now)
+
+    _last, h = op.Scan(h0, b, body=step, num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1])
+    return h
+
+
+@script(_domain, default_opset=op)
+def _delta_rule(q: FLOAT, k: FLOAT, v: FLOAT, a: FLOAT, b: FLOAT, h0: FLOAT) -> tuple[FLOAT, FLOAT]:
+    """h = a_t h_{t-1}, h_t = h + b_t k_t^T (v_t - k_t h), y_t = q_t h_t along axis 1."""
+
+    @graph()
+    def step(h_before, q_t, k_t, v_t, a_t, b_t):  # type: ignore[no-untyped-def]
+        decayed = op.Mul(op.Unsqueeze(a_t, [3]), h_before)
+        error = op.Sub(op.Unsqueeze(v_t, [2]), op.MatMul(op.Unsqueeze(k_t, [2]), decayed))
+        written = op.Mul(op.Unsqueeze(k_t, [3]), op.Mul(op.Unsqueeze(b_t, [3]), error))
+        h_now = op.Add(decayed, written)
+        return h_now, op.Squeeze(op.MatMul(op.Unsqueeze(q_t, [2]), h_now), [2])
+
+    last, y = op.Scan(
+        h0, q, k, v, a, b, body=step, num_scan_inputs=5, scan_input_axes=[1, 1, 1, 1, 1], scan_output_axes=[1]
+    )
+    return y, last
+
+
+@script(_domain, default_opset=op)
+def _slstm(
+    projected: FLOAT, weights: FLOAT, c: FLOAT, n: FLOAT, m: FLOAT, h: FLOAT
+) -> tuple[FLOAT, FLOAT, FLOAT, FLOAT, FLOAT]:
+    """The steps of `recurra.ops.cells.slstm.slstm_sequence_reference`, by heads."""
+    steps = op.Reshape(op.Transpose(projected, perm=[1, 3, 0, 2, 4]), [0, 0, 0, -1])
+    c0, n0, h0 = op.Transpose(c, perm=[1, 0, 2]), op.Transpose(n, perm=[1, 0, 2]), op.Transpose(h, perm=[1, 0, 2])
+    m0 = op.Where(op.Equal(n0, 0.0), -1e30, op.Transpose(m, perm=[1, 0, 2]))
+
+    @graph()
+    def step(c_before, n_before, m_before, h_before, inputs):  # type: ignore[no-untyped-def]
+        z, i, f, o = op.Split(op.Add(inputs, op.MatMul(h_before, weights)), num_outputs=4, axis=-1)
+        kept = op.Sub(m_before, op.Softplus(op.Neg(f)))  # log f + m
+        m_now = op.Max(kept, i)
+        forget, write = op.Exp(op.Sub(kept, m_now)), op.Exp(op.Sub(i, m_now))
+        c_now = op.Add(op.Mul(forget, c_before), op.Mul(write, op.Tanh(z)))
+        n_now = op.Add(op.Mul(forget, n_before), write)
+        h_now = op.Div(op.Mul(op.Sigmoid(o), c_now), n_now)
+        return c_now, n_now, m_now, h_now, op.Identity(h_now)
+
+    c1, n1, m1, h1, y = op.Scan(c0, n0, m0, h0, steps, body=step, num_scan_inputs=1)
+    return (
+        op.Transpose(y, perm=[2, 0, 1, 3]),
+        op.Transpose(c1, perm=[1, 0, 2]),
+        op.Transpose(n1, perm=[1, 0, 2]),
+        op.Transpose(m1, perm=[1, 0, 2]),
+        op.Transpose(h1, perm=[1, 0, 2]),
+    )
+
+
+def _gru(x: FLOAT, h: FLOAT, weight_ih: FLOAT, weight_hh: FLOAT, bias_ih: FLOAT, bias_hh: FLOAT) -> tuple[FLOAT, FLOAT]:
+    """ONNX's own operator, with the reset gate after the product; gates in the order z, r, h, where torch has r, z, n."""
+    ordered = []
+    for rows in (weight_ih, weight_hh, bias_ih, bias_hh):
+        r, z, n = op.Split(rows, num_outputs=3, axis=0)
+        ordered.append(op.Unsqueeze(op.Concat(z, r, n, axis=0), [0]))
+    of_x, of_h, *biases = ordered
+    y, last = op.GRU(
+        op.Transpose(x, perm=[1, 0, 2]),
+        of_x,
+        of_h,
+        op.Concat(*biases, axis=1),
+        None,
+        op.Unsqueeze(h, [0]),
+        hidden_size=int(h.shape[1]),
+        linear_before_reset=1,
+    )
+    return op.Transpose(op.Squeeze(y, [1]), perm=[1, 0, 2]), op.Squeeze(last, [0])
+
+
 def _cummax(x: FLOAT, dim: int) -> tuple[FLOAT, FLOAT]:
     if dim != 1:
         raise ValueError(f"a running maximum along dimension {dim} cannot be exported, only along time")
@@ -100,7 +183,11 @@ def _linear_scan(a: FLOAT, b: FLOAT, h0: FLOAT, reverse: bool, backend: str = "a
 _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.cummax.default: _cummax,
     torch.ops.recurra.complex_scan.default: _complex_scan,
+    torch.ops.recurra.delta_rule.default: _delta_rule,
+    torch.ops.recurra.gru_steps.default: _gru,
     torch.ops.recurra.linear_scan.default: _linear_scan,
+    torch.ops.recurra.matrix_scan.default: _matrix_scan,
+    torch.ops.recurra.slstm_steps.default: _slstm,
 }
 """`custom_translation_table` of torch.onnx.export."""
 
@@ -137,7 +224,13 @@ class OnnxModel:
     def __call__(
         self, tokens: np.ndarray[Any, Any], state: _OnnxState | None = None
     ) -> tuple[np.ndarray[Any, Any], _OnnxState]:
-        """Return the logits (B, L, V) after every token (B, L), continuing from `state`; None starts a stream."""
+        """Return the logits (B, L, V) after every token (B, L), continuing from `state`; None starts a stream.
+
+        Raises:
+            ValueError: there is no token; ONNX's recurrences need one.
+        """
+        if tokens.ndim != 2 or not tokens.shape[1]:
+            raise ValueError(sentence("tokens", f"of shape {tokens.shape}", "(batch, steps) with at least one step"))
         state = self.start(len(tokens)) if state is None else state
         logits, *last = self._session.run(None, {"tokens": tokens, **state})
         return logits, {f"state.{tensor['name']}": part for tensor, part in zip(self._state, last)}

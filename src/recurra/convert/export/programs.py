@@ -12,8 +12,12 @@ from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_any, tree_leaves_with_path, tree_map_only
 
+import recurra.mixers.gru
+import recurra.ops.cells.slstm
+import recurra.ops.delta_rule.operator
 import recurra.ops.gate_loop._heads
 import recurra.ops.gate_loop.fused
+import recurra.ops.scan.reference
 import recurra.ops.selective_scan  # noqa: F401
 from recurra.checks import kind_of, sentence
 from recurra.models.shell import LanguageModelShell, mixers_with_transition

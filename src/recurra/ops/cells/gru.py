@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_at_least, require_layout, sentence
-from recurra.ops._operator import Differentiable, needs_gradient, transforms_are_active
+from recurra.ops._operator import Differentiable, OneNode, is_any_length, needs_gradient, transforms_are_active
 from recurra.ops.cells import _gru_steps as gru_steps
 from recurra.ops.cells._gru_steps import Steps, backward_after, forward_after
 
@@ -240,11 +240,13 @@ def gru_sequence(
     """
     inputs = (projected, h, *weights)
     _check(cell.hidden_size, *inputs)
+    is_plain = type(cell).step is GRUCell.step and type(cell).gates is GRUCell.gates
+    if is_plain and is_any_length(projected.shape[1]):
+        return _any_steps(*inputs)
     if (
         not needs_gradient(*inputs)
         or not projected.shape[1]
-        or type(cell).step is not GRUCell.step
-        or type(cell).gates is not GRUCell.gates
+        or not is_plain
         or torch.compiler.is_compiling()
         or transforms_are_active()
     ):
@@ -367,4 +369,10 @@ _gru_sequence = Differentiable(
     reference=lambda projected, h, gates, candidate, cell: gru_sequence_reference(
         cell, projected, h, RecurrentWeights(gates, candidate)
     ),
+)
+_any_steps = OneNode(
+    "gru_cell_steps(Tensor projected, Tensor h, Tensor gates, Tensor candidate) -> (Tensor, Tensor)",
+    lambda *inputs: _gru_sequence(*inputs, None),  # the cell is for derivatives that the node does not have
+    lambda projected, h, *_: (h.new_empty((*projected.shape[:2], h.shape[1])), h.new_empty(h.shape)),
+    n_inputs=4,
 )

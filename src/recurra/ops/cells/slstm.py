@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.ops._operator import Differentiable, addresses, needs_gradient, numba_kernels_take, usable_threads
+from recurra.ops._operator import (
+    Differentiable,
+    OneNode,
+    addresses,
+    is_any_length,
+    needs_gradient,
+    numba_kernels_take,
+    usable_threads,
+)
 from recurra.ops.cells._gru_steps import in_panels
 
 _NEVER = -1e30  # the stabiliser before the first step; finite, so that no difference is NaN
@@ -47,6 +55,9 @@ def slstm_sequence(
     """
     _check(projected, weights, state)
     inputs = (projected, weights, *state)
+    if is_any_length(projected.shape[1]):
+        y, *last = _any_steps(*inputs)
+        return y, SLSTMParts(*last)
     is_one_step = projected.shape[1] == 1 and not needs_gradient(*inputs)
     if is_one_step or not numba_kernels_take(projected):
         return slstm_sequence_reference(projected, weights, state)
@@ -148,3 +159,20 @@ def _reference_of_tensors(projected: Tensor, weights: Tensor, *state: Tensor) ->
 
 
 _slstm_sequence = Differentiable(_forward, _backward, n_inputs=6, reference=_reference_of_tensors, constant=(3,))
+
+
+def _steps(projected: Tensor, weights: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    y, last = slstm_sequence(projected, weights, SLSTMParts(*state))
+    return y, *last
+
+
+_any_steps = OneNode(
+    "slstm_steps(Tensor projected, Tensor weights, Tensor c, Tensor n, Tensor m, Tensor h) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _steps,
+    lambda projected, weights, *state: (
+        projected.new_empty((*projected.shape[:2], *projected.shape[3:])),
+        *(x.new_empty(x.shape) for x in state),
+    ),
+    n_inputs=6,
+)

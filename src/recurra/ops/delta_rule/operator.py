@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, require_literal, require_tensor, sentence
-from recurra.ops._operator import HALF, Operator, addresses, needs_gradient, transforms_are_active
+from recurra.ops._operator import (
+    HALF,
+    OneNode,
+    Operator,
+    addresses,
+    is_any_length,
+    needs_gradient,
+    transforms_are_active,
+)
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops.delta_rule.reference import chunk, recurrent
 from recurra.ops.gate_loop.reference import check_shape
@@ -140,6 +148,9 @@ def delta_rule(
     if state is None:
         state = v.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
     state = state.to(compute)
+    if mode == "auto" and is_any_length(q.shape[1]):
+        y, last = _any_steps(q, k, v, a, b, state)
+        return (y.to(given) if given in HALF else y), last
     mode = _choose_mode(mode, q, k, v, a, b, state)
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a * b).sum(-1, keepdim=True) * v, state
@@ -150,12 +161,20 @@ def delta_rule(
     return (y.to(given) if given in HALF else y), last
 
 
+_any_steps = OneNode(
+    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state) -> (Tensor, Tensor)",
+    delta_rule,
+    lambda q, k, v, a, b, state: (v.new_empty(v.shape), state.new_empty(state.shape)),
+    n_inputs=6,
+)
+
+
 def _choose_mode(mode: str, *tensors: Tensor) -> str:
     """Return `mode` itself, or the choice of "auto"."""
     if mode not in ("auto", "fused"):
         return mode
     obstacle = _why_not_fused(*tensors)
-    if not obstacle:
+    if not obstacle and (mode == "fused" or not torch.compiler.is_compiling()):
         return "fused"
     if mode == "fused":
         raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_tensor, sentence
-from recurra.ops._operator import HALF
+from recurra.ops._operator import HALF, OneNode, is_any_length
 from recurra.ops.scan.operator import linear_scan
 
 
@@ -50,7 +50,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None
 def into_blocks(x: Shaped[Tensor, "B L H d"], size: int, padding: float) -> Shaped[Tensor, "B H blocks n d"]:
     """Cut into blocks of `size` steps; the last is filled up with `padding`."""
     missing = -x.shape[1] % size
-    if missing:
+    if is_any_length(x.shape[1]) or missing:
         filler = torch.full((x.shape[0], missing, *x.shape[2:]), padding, dtype=x.dtype, device=x.device)
         x = torch.cat([x, filler], 1)
     return x.transpose(1, 2).unflatten(2, (-1, size))
@@ -150,7 +150,7 @@ def chunk(
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
     """Take O(L (chunk + d_qk d_v / chunk) d) work in matrix products and O(L (d + chunk + d_qk d_v / chunk)) memory."""
     length, dtype = q.shape[1], a.dtype
-    size = min(_CHUNK, 1 << (length - 1).bit_length())
+    size = _CHUNK if is_any_length(length) else min(_CHUNK, 1 << (length - 1).bit_length())
     q, k, v = (into_blocks(x.to(dtype), size, 0.0) for x in (q, k, v))
     a = into_blocks(a, size, 1.0)
     scores, up_to, after = (_scalar_scores if a.shape[-1] == 1 else _vector_scores)(q, k, a)
@@ -267,6 +267,8 @@ def softmax_attention(
         ValueError: shapes or devices do not fit, or the window is below 1.
     """
     _check(q, k, v, a, window)
+    if is_any_length(k.shape[1]):
+        return _any_steps(q, k, v, a, window)
     given = functools.reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype))
     gated = functools.reduce(torch.promote_types, (q.dtype, k.dtype, a.dtype, torch.float32))
     q, k, a = (x.to(gated).transpose(1, 2) for x in (q, k, a))
@@ -278,6 +280,21 @@ def softmax_attention(
     with torch.autocast(q.device.type, enabled=False):
         y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
     return y.to(given) if given in HALF else y
+
+
+def _softmax_result(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None) -> Tensor:
+    given = functools.reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype))
+    weighed = functools.reduce(torch.promote_types, (q.dtype, k.dtype, a.dtype, torch.float32)).to_real()
+    dtype = given if given in HALF else torch.promote_types(v.dtype, weighed)
+    return v.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
+
+
+_any_steps = OneNode(
+    "gate_loop_softmax_attention(Tensor q, Tensor k, Tensor v, Tensor a, SymInt? window) -> Tensor",
+    lambda q, k, v, a, window: softmax_attention(q, k, v, a, window=window),
+    _softmax_result,
+    n_inputs=4,
+)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int) -> list[Shaped[Tensor, "B H C d_v"]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from recurra.checks import choose, require_tensor, sentence
+from recurra.ops._operator import OneNode, is_any_length
 
 
 def linear_scan_reference(
@@ -160,9 +161,19 @@ def matrix_scan(
     """
     if b.shape[1] == 0:
         return b
+    if is_any_length(b.shape[1]):
+        return _any_matrix_scan(matrix, b, h0)
     with torch.autocast(b.device.type, enabled=False):  # bfloat16 is too coarse for powers
         first = b[:, :1] + (h0 @ matrix.T)[:, None]
         return _from_zero(matrix, torch.cat([first, b[:, 1:]], 1))
+
+
+_any_matrix_scan = OneNode(
+    "matrix_scan(Tensor matrix, Tensor b, Tensor h0) -> Tensor",
+    matrix_scan,
+    lambda matrix, b, h0: b.new_empty(b.shape),
+    n_inputs=3,
+)
 
 
 def _from_zero(matrix: Tensor, b: Tensor) -> Tensor:
