@@ -239,8 +239,8 @@ def _segments_result(queries: Tensor, new: Tensor, of_memory: Tensor, context: T
 
 _any_segments = OneNode(
     "relative_attention(Tensor queries, Tensor new, Tensor of_memory, Tensor context, Tensor segment, "
-    "Tensor positions, Tensor content_bias, Tensor position_bias, int segment_length, int mem_len, bool same_length) -> "
-    "(Tensor, Tensor, Tensor)",
+    "Tensor positions, Tensor content_bias, Tensor position_bias, int segment_length, int mem_len, bool same_length) "
+    "-> (Tensor, Tensor, Tensor)",
     _segments,
     _segments_result,
     n_inputs=8,

@@ -306,48 +306,46 @@ class OneNode:
         self, schema: str, function: Callable[..., Any], allocate: Callable[..., Any], *, n_inputs: int
     ) -> None:
         name, _, rest = schema.partition("(")
-        options: dict[str, Any] = {"check": lambda *_: None, "devices": ("CPU", "CUDA")}
+        given, _, returned = rest.rpartition(") -> ")
+        is_single = returned == "Tensor"
+        shared: dict[str, Any] = {"check": lambda *_: None, "devices": ("CPU", "CUDA")}
 
         def several(*arguments: Any) -> tuple[Tensor, ...]:
-            results = function(*arguments)
-            return (results,) if isinstance(results, Tensor) else results
+            return (function(*arguments),) if is_single else function(*arguments)
 
-        def run(results: Any, *arguments: Any) -> None:
-            for place, result in zip((results,) if isinstance(results, Tensor) else results, several(*arguments)):
+        def fill(results: Any, *arguments: Any) -> None:
+            for place, result in zip((results,) if is_single else results, several(*arguments)):
                 place.copy_(result)
 
-        def run_back(results: Any, gradients: Sequence[Tensor | None], *arguments: Any) -> None:
+        def fill_back(results: list[Tensor], gradients: Sequence[Tensor | None], *arguments: Any) -> None:
             inputs = [None if x is None else x.detach().requires_grad_() for x in arguments[:n_inputs]]
-            rest = arguments[n_inputs:]
-            found = _differentiable_gradients(lambda *tensors: several(*tensors, *rest), inputs, gradients)
-            for place, gradient in zip(results, found):
+            run = lambda *tensors: several(*tensors, *arguments[n_inputs:])  # noqa: E731
+            for place, gradient in zip(results, _differentiable_gradients(run, inputs, gradients)):
                 if gradient is not None:
                     place.copy_(gradient)
 
-        def allocate_back(gradients: Any, *arguments: Any) -> list[Tensor]:
-            like = arguments[0]
-            return [like.new_empty(0) if x is None else x.new_empty(x.shape) for x in arguments[:n_inputs]]
-
-        def backward(gradients: tuple, saved: tuple, needs: tuple, *rest: Any) -> list[Tensor | None]:
-            found = self._backward(list(gradients), *saved, *rest)
-            return [gradient if need else None for gradient, need in zip(found, needs)]
-
         def forward(keep: bool, *arguments: Any) -> tuple[tuple, tuple]:
             results = self._forward(*arguments)
-            return (results,) if isinstance(results, Tensor) else results, arguments[:n_inputs]
+            return (results,) if is_single else results, arguments[:n_inputs]
 
-        self._forward = Operator(schema, allocate=allocate, run=run, **options)
-        returned = rest.rpartition(") -> ")[0]
-        self._backward = Operator(
-            f"{name}_backward(Tensor?[] gradients, {returned}) -> Tensor[]",
-            allocate=allocate_back,
-            run=run_back,
-            **options,
-        )
+        def backward(gradients: tuple, saved: tuple, needs: tuple, *options: Any) -> list[Tensor | None]:
+            found = self._backward(list(gradients), *saved, *options)
+            return [gradient if need else None for gradient, need in zip(found, needs)]
+
+        def record(*arguments: Any) -> Any:
+            results = differentiable(*arguments)
+            return results[0] if is_single else results
+
         differentiable = Differentiable(forward, backward, n_inputs=n_inputs, reference=several)
-        is_single = schema.endswith("-> Tensor")
-        self._forward.record = lambda *arguments: (
-            differentiable(*arguments)[0] if is_single else differentiable(*arguments)
+        self._forward = Operator(schema, allocate=allocate, run=fill, **shared)
+        self._forward.record = record
+        self._backward = Operator(
+            f"{name}_backward(Tensor?[] gradients, {given}) -> Tensor[]",
+            allocate=lambda _, *arguments: [
+                arguments[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in arguments[:n_inputs]
+            ],
+            run=fill_back,
+            **shared,
         )
 
     def __call__(self, *arguments: Any) -> Any:

@@ -148,7 +148,7 @@ def _slstm(
 
 
 def _gru(x: FLOAT, h: FLOAT, weight_ih: FLOAT, weight_hh: FLOAT, bias_ih: FLOAT, bias_hh: FLOAT) -> tuple[FLOAT, FLOAT]:
-    """ONNX's own operator, with the reset gate after the product; gates in the order z, r, h, where torch has r, z, n."""
+    """ONNX's own operator, with the reset gate after the product; its gates are z, r, h, torch's are r, z, n."""
     ordered = []
     for rows in (weight_ih, weight_hh, bias_ih, bias_hh):
         r, z, n = op.Split(rows, num_outputs=3, axis=0)
