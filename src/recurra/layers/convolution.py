@@ -94,12 +94,11 @@ def convolve_window(
     step itself to the oldest, `past` from the oldest on. Returns y, and the last K - 1 inputs in memory of their own.
     """
     known = torch.cat([past, x], 1)
+    if torch.compiler.is_dynamo_compiling() and is_any_length(x.shape[1]):
+        return _any_window(x, filters, past), known[:, x.shape[1] :].clone()
     is_long = not isinstance(x.shape[1], torch.SymInt) and x.shape[1] >= _LONG and x.numel() > 0
     with torch.autocast(x.device.type, enabled=False):
-        if torch.compiler.is_dynamo_compiling() and is_any_length(x.shape[1]):
-            y = _any_window(x, filters, past)
-        else:
-            y = (_by_transform if is_long else _directly)(known, filters, past.shape[1])
+        y = (_by_transform if is_long else _directly)(known, filters, past.shape[1])
     return y, known[:, x.shape[1] :].clone()
 
 
