@@ -47,13 +47,18 @@ def most_graphs(case):
 
 @pytest.mark.parametrize("case", map(marked, CASES))
 def test_calls_of_ten_lengths_share_their_graphs(case):
+    from functorch.compile import default_partition, make_boxed_func  # seconds, for the tests that compile alone
+    from torch._dynamo.backends.common import aot_autograd
+
     module, graphs = case.build().double(), []
+    keep = lambda graph, inputs: make_boxed_func(graph.forward)  # noqa: E731
 
     def count(graph, inputs):
         graphs.append(graph)
-        return graph.forward
+        return keep(graph, inputs)
 
-    compiled = torch.compile(module, fullgraph=True, backend=count)
+    both_ways = aot_autograd(fw_compiler=count, bw_compiler=keep, partition_fn=default_partition)
+    compiled = torch.compile(module, fullgraph=True, backend=both_ways)
     state = expected_state = module.initial_state(2)
     for length in LENGTHS:
         x = case.draw(2, length)

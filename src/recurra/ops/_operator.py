@@ -289,6 +289,14 @@ def _differentiable_gradients(
         return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)
 
 
+def _with_autograd() -> Any:
+    """Let autograd record in a kernel, which may run below it, as in a compiled graph: gradients would be zeros."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
 class OneNode:
     """A function of tensors as an operator, which a trace for any length takes as one node and runs as in eager mode.
 
@@ -320,7 +328,9 @@ class OneNode:
         def fill_back(results: list[Tensor], gradients: Sequence[Tensor | None], *arguments: Any) -> None:
             inputs = [None if x is None else x.detach().requires_grad_() for x in arguments[:n_inputs]]
             run = lambda *tensors: several(*tensors, *arguments[n_inputs:])  # noqa: E731
-            for place, gradient in zip(results, _differentiable_gradients(run, inputs, gradients)):
+            with _with_autograd():
+                found = _differentiable_gradients(run, inputs, gradients)
+            for place, gradient in zip(results, found):
                 if gradient is not None:
                     place.copy_(gradient)
 

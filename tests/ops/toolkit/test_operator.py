@@ -11,11 +11,16 @@ import recurra.ops.selective_scan.operator  # noqa: F401
 from recurra.ops.delta_rule import reference as delta_modes
 from recurra.ops.gate_loop.fused import Planes, _fused_reference
 from recurra.ops.gate_loop.reference import recurrent
-from recurra.ops.scan.reference import linear_scan_reference
+from recurra.ops.scan.reference import linear_scan_reference, matrix_scan
 
 ops = torch.ops.recurra
 IN_TRITON_ALONE = {"gate_loop_chunk", "gate_loop_chunk_backward"}  # tests/ops/gate_loop/interpreted_triton_chunk.py
 OF_THE_EXPORT = {"complex_scan"}
+OF_TRACES = {  # tests/contracts/test_any_length.py; two of them are here too
+    *("channel_modes", "convolve_window", "gate_loop_softmax_attention", "gru_cell_steps", "gru_steps"),
+    *("reformer_attention", "relative_attention", "slstm_steps", "windowed_attention"),
+}
+OF_TRACES |= {f"{name}_backward" for name in {*OF_TRACES, "delta_rule", "matrix_scan"}}
 
 
 def draw(*shape, dtype=torch.float32):
@@ -75,6 +80,8 @@ CASES = {
         lambda: [draw(2, 20, 24), draw(2, 3, 24), *of_selective(), draw(2, 2, 3, 24)], 14 * 960 * 3
     ),
     "delta_rule_fused": (of_delta_rule, 6 * 60 * 7),
+    "delta_rule": (of_delta_rule, 0),  # of traces, where nobody counts
+    "matrix_scan": (lambda: [draw(3, 3), draw(2, 5, 3), draw(2, 3)], 0),
     "decoding_linear": (lambda: [draw(3, 5), draw(7, 5), draw(7), draw(7)], 0),
     "neumann_inverse": (of_neumann, 2 * 64 * 3),
 }  # fmt: skip
@@ -89,7 +96,7 @@ def case(request):
 def test_every_operator_is_here():
     names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("recurra::")}
     here = {f"recurra::{name.partition(',')[0]}" for name in CASES}
-    assert names - {f"recurra::{name}" for name in IN_TRITON_ALONE | OF_THE_EXPORT} == here
+    assert names - {f"recurra::{name}" for name in IN_TRITON_ALONE | OF_THE_EXPORT | OF_TRACES} == here
 
 
 def test_torchs_own_checks(case):
@@ -124,6 +131,8 @@ RECORDED = {
     ),
     "gate_loop_heads": (of_heads, lambda *x: recurrent(*x[:5], "reference")),
     "delta_rule_fused": (of_delta_rule, delta_modes.recurrent),
+    "delta_rule": (of_delta_rule, delta_modes.recurrent),
+    "matrix_scan": (CASES["matrix_scan"][0], lambda *x: [matrix_scan(*x)]),
 }  # fmt: skip
 
 
