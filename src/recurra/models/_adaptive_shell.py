@@ -174,7 +174,6 @@ class AdaptiveShell(LanguageModelShell):
     """The NamedTuple that is the model's state; its field `layers` has one state per block."""
     embedding: AdaptiveEmbedding
     head: AdaptiveSoftmax
-    blocks: nn.ModuleList
 
     def __init__(self, config: Any, **vocabulary: Any) -> None:
         super().__init__()
@@ -194,10 +193,12 @@ class AdaptiveShell(LanguageModelShell):
         """The attention of every block."""
         return [cast(Mixer, block.attention) for block in self.blocks]
 
-    def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
-        """Look tokens up; words and channels are dropped in training."""
-        x: Tensor = self.input_dropout(self.word_dropout(self.embedding(tokens), tokens))
-        return x
+    def enter(
+        self, x: Float[Tensor, "B L d_model"], tokens: Int[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Drop words and channels in training; vectors that are no token's are not dropped as words."""
+        entered: Tensor = self.input_dropout(x if tokens is None else self.word_dropout(x, tokens))
+        return entered
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Ask the adaptive softmax, without the logits of the whole vocabulary."""
@@ -240,18 +241,15 @@ class EncodedShell(AdaptiveShell):
     encoding_dropout: nn.Module
 
     def body(
-        self, x: Float[Tensor, "B L d_model"], state: Any, **lengths: Any
+        self, x: Float[Tensor, "B L d_model"], state: Any, entering: list[Tensor] | None = None, **lengths: Any
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Run the blocks."""
         layers = (self._start(x) if state is None else self._entering(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
         encoding = self.encoding_dropout(first.encode(x, layers[0])[None])[0]
-        next_layers = []
-        for block, layer in zip(self.blocks, layers):
-            x, layer = block(x, layer, encoding=encoding)
-            next_layers.append(layer)
-        return self.output_dropout(x), self.state_class(tuple(next_layers))
+        x, next_layers = self.run_blocks(x, layers, entering, encoding=encoding)
+        return self.output_dropout(x), self.state_class(next_layers)
 
     def _start(self, x: Tensor) -> Any:
         return self.state_class(self._layers(len(x)))

@@ -181,22 +181,25 @@ class LanguageModel(LanguageModelShell):
         """What tables of models call it."""
         return f"language model ({', '.join(dict.fromkeys(name for name, _ in self.config.mixers))})"
 
-    def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
-        """Look tokens up."""
-        x: Tensor = self.dropout(self.embedding_norm(self.embedding(tokens)))
-        return x
+    def enter(
+        self, x: Float[Tensor, "B L d_model"], tokens: Int[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Normalise embedded tokens if the configuration says so."""
+        entered: Tensor = self.dropout(self.embedding_norm(x))
+        return entered
 
     def body(
-        self, x: Float[Tensor, "B L d_model"], state: LanguageModelState | None, **lengths: Any
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: LanguageModelState | None,
+        entering: list[Tensor] | None = None,
+        **lengths: Any,
     ) -> tuple[Float[Tensor, "B L d_model"], LanguageModelState]:
         """Run the stack of mixers and the final norm."""
         n_layer = len(self.blocks)
         layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
-        next_layers = []
-        for block, layer in zip(self.blocks, layers):
-            x, layer = block(x, layer, **lengths)
-            next_layers.append(layer)
-        return mask_fill(self.norm(x), lengths.get("mask"), 0), LanguageModelState(tuple(next_layers))
+        x, next_layers = self.run_blocks(x, layers, entering, **lengths)
+        return mask_fill(self.norm(x), lengths.get("mask"), 0), LanguageModelState(next_layers)
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Return -log softmax(head(hidden))[target]."""

@@ -75,13 +75,17 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         )
 
     def body(
-        self, x: Float[Tensor, "B L d_model"], state: RecurrentMemoryTransformerState | None, **lengths: Any
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: RecurrentMemoryTransformerState | None,
+        entering: list[Tensor] | None = None,
+        **lengths: Any,
     ) -> tuple[Float[Tensor, "B L d_model"], RecurrentMemoryTransformerState]:
         """Run segment by segment."""
         state = self._start(x) if state is None else self._entering(state, x)
         outputs = []
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
-            y, state = self._within_segment(piece, state)
+            y, state = self._within_segment(piece, state, entering)
             outputs.append(y)
         return self.output_dropout(torch.cat(outputs, 1)), state
 
@@ -97,19 +101,17 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         return entering
 
     def _within_segment(
-        self, x: Tensor, state: RecurrentMemoryTransformerState
+        self, x: Tensor, state: RecurrentMemoryTransformerState, entering: list[Tensor] | None
     ) -> tuple[Tensor, RecurrentMemoryTransformerState]:
         """Run tokens of one segment: the memory in front of its first token, and once more behind its last."""
         memory, position = state.memory.to(x.dtype), state.position + x.shape[1]
         n_before = 0 if state.position else memory.shape[1]
         is_whole = position == self.config.segment_length
         y = torch.cat([*([memory] if n_before else []), x, *([memory] if is_whole else [])], 1)
-        layers = []
-        for block, layer in zip(self.blocks, state.layers):
-            y, layer = block(y, layer)
-            layers.append(layer)
-        tokens = y[:, n_before : n_before + x.shape[1]]
+        places = slice(n_before, n_before + x.shape[1])
+        y, layers = self.run_blocks(y, state.layers, entering, places)
+        tokens = y[:, places]
         if not is_whole:
-            return tokens, RecurrentMemoryTransformerState(position, state.memory, tuple(layers))
+            return tokens, RecurrentMemoryTransformerState(position, state.memory, layers)
         written = y[:, n_before + x.shape[1] :].to(state.memory.dtype).clone()
-        return tokens, RecurrentMemoryTransformerState(0, written, tuple(layers))
+        return tokens, RecurrentMemoryTransformerState(0, written, layers)

@@ -1,13 +1,15 @@
 """The base class of language models: tokens in, logits or losses out, and any body over time in between."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from recurra.checks import kind_of, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
@@ -28,7 +30,7 @@ def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor,
 class LanguageModelShell(nn.Module, ABC):
     """What all language models share.
 
-    A model sets `config` (with `vocab_size`), `embedding` and `head`, and writes `embed`, `body`, `losses`,
+    A model sets `config` (with `vocab_size`), `embedding`, `blocks` and `head`, and writes `enter`, `body`, `losses`,
     `initial_state` and `require_state`.
     """
 
@@ -38,15 +40,52 @@ class LanguageModelShell(nn.Module, ABC):
     """Whether `body` takes `mask` and `cu_seqlens`. If not, sequences of different lengths run in pieces."""
     config: Any
     embedding: nn.Module
+    blocks: nn.ModuleList
     head: nn.Module
 
-    @abstractmethod
     def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
         """Look tokens up, dropouts included."""
+        return self.enter(self.embedding(tokens), tokens)
+
+    def enter(
+        self, x: Float[Tensor, "B L d_model"], tokens: Int[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply what follows the embedding: a norm, dropouts. `tokens` are None for vectors that are no token's."""
+        return x
 
     @abstractmethod
-    def body(self, x: Float[Tensor, "B L d_model"], state: Any, **lengths: Any) -> tuple[Tensor, Any]:
-        """Run the stack over at least one step; return what the head reads, (B, L, d_model), and the next state."""
+    def body(
+        self, x: Float[Tensor, "B L d_model"], state: Any, entering: list[Tensor] | None = None, **lengths: Any
+    ) -> tuple[Tensor, Any]:
+        """Run the stack over at least one step; return what the head reads, (B, L, d_model), and the next state.
+
+        `entering` and `lengths` go to `run_blocks`.
+        """
+
+    def run_blocks(
+        self,
+        x: Float[Tensor, "B M d_model"],
+        layers: Sequence[Any],
+        entering: list[Tensor] | None = None,
+        tokens: slice = slice(None),
+        **options: Any,
+    ) -> tuple[Float[Tensor, "B M d_model"], tuple[Any, ...]]:
+        """Run the blocks one after the other, continuing from their states.
+
+        Args:
+            x: what enters the first.
+            layers: the state of each.
+            entering: a list that takes what enters each block, if it is wanted.
+            tokens: the steps of x that are tokens, where a memory stands beside them.
+            options: further arguments of the blocks.
+        """
+        next_layers = []
+        for block, layer in zip(self.blocks, layers):
+            if entering is not None:
+                entering.append(x[:, tokens])
+            x, layer = block(x, layer, **options)
+            next_layers.append(layer)
+        return x, tuple(next_layers)
 
     @abstractmethod
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
@@ -113,34 +152,72 @@ class LanguageModelShell(nn.Module, ABC):
 
     def hidden(
         self,
-        tokens: Int[Tensor, "B L"],
+        tokens: Int[Tensor, "B L"] | Float[Tensor, "B L d_model"],
         state: Any = None,
         *,
         mask: Bool[Tensor, "B L"] | None = None,
         cu_seqlens: Int[Tensor, " borders"] | None = None,
         reset: Bool[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Return what the head reads after every token; arguments and errors as `forward`."""
+        """Return what the head reads after every token; arguments and errors as `forward`.
+
+        In place of tokens it takes vectors, such as `embedding` makes of them.
+        """
+        return self._over_lengths(self._run, tokens, state, mask, cu_seqlens, reset)
+
+    def hidden_states(
+        self,
+        tokens: Int[Tensor, "B L"] | Float[Tensor, "B L d_model"],
+        state: Any = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+        reset: Bool[Tensor, "B L"] | None = None,
+    ) -> tuple[Float[Tensor, "B L depth d_model"], Any]:
+        """Return what enters each block and, last, what `hidden` returns; arguments and errors as there."""
+        return self._over_lengths(self._run_deep, tokens, state, mask, cu_seqlens, reset)
+
+    def _over_lengths(
+        self,
+        run: Callable[..., tuple[Tensor, Any]],
+        tokens: Tensor,
+        state: Any,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
         _check_tokens(tokens)
         if reset is not None:
-            return run_resets(self.hidden, tokens, state, reset, mask=mask, cu_seqlens=cu_seqlens)
+            again = partial(self._over_lengths, run)
+            return run_resets(again, tokens, state, reset, mask=mask, cu_seqlens=cu_seqlens)
         if mask is None and cu_seqlens is None and not isinstance(state, Ragged):
-            return self._run(tokens, state)
+            return run(tokens, state)
         cu_seqlens = None if cu_seqlens is None else on_host(cu_seqlens)  # once, not in every block
         check_lengths(tokens, mask, cu_seqlens)
-        tokens = counted_tokens(tokens, mask, self.config.vocab_size)
+        if tokens.dim() == 2:
+            tokens = counted_tokens(tokens, mask, self.config.vocab_size)
+        else:
+            tokens = mask_fill(tokens, mask, 0)
         if self.body_takes_lengths and not isinstance(state, Ragged):
-            return self._run(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
-        return run_lengths(self._run, tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+            return run(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        return run_lengths(run, tokens, state, mask=mask, cu_seqlens=cu_seqlens)
 
-    def _run(self, tokens: Tensor, state: Any, **lengths: Any) -> tuple[Tensor, Any]:
-        x = self.embed(tokens)
-        if tokens.shape[1] or lengths:
-            return self.body(x, state, **lengths)
+    def _run(self, tokens: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        x = self.embed(tokens) if tokens.dim() == 2 else self.enter(tokens)
+        if tokens.shape[1] or "mask" in options:
+            return self.body(x, state, **options)
         if state is None:
             return x, self.initial_state(len(tokens))
         self.require_state(state, len(tokens))
         return x, state
+
+    def _run_deep(self, tokens: Tensor, state: Any, **lengths: Any) -> tuple[Tensor, Any]:
+        entering: list[Tensor] = []
+        y, state = self._run(tokens, state, entering=entering, **lengths)
+        n_layer = len(self.blocks)
+        # A model that reads segments runs its blocks once for each.
+        depths = [torch.cat(entering[block::n_layer] or [y], 1) for block in range(n_layer)]
+        return mask_fill(torch.stack([*depths, y], 2), lengths.get("mask"), 0), state
 
     @property
     def kind(self) -> str:
@@ -171,8 +248,29 @@ def require_layers(state: Any, kind: type[Any], n_layer: int) -> tuple[Any, ...]
 
 def _check_tokens(tokens: Any) -> None:
     require_tensor("tokens", tokens)
-    if tokens.dim() != 2 or tokens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(sentence("tokens", kind_of(tokens), "int64 token ids of shape (batch, steps)"))
+    is_ids = tokens.dim() == 2 and tokens.dtype in (torch.int32, torch.int64)
+    if not is_ids and not (tokens.dim() == 3 and tokens.is_floating_point()):
+        expected = "int64 token ids of shape (batch, steps), or vectors of shape (batch, steps, d_model)"
+        raise ValueError(sentence("tokens", kind_of(tokens), expected))
+
+
+_checkpoint = partial(checkpoint, use_reentrant=False)
+
+
+def recompute(block: nn.Module, checkpoint: Callable[..., Any] = _checkpoint) -> None:
+    """Activation checkpointing: let a block store its inputs alone and recompute the rest in the backward pass."""
+    # A partial of a bound method, because copies of the model then call their own blocks.
+    block.forward = partial(_recomputed, block.forward, checkpoint)
+
+
+def keep_activations(block: nn.Module) -> None:
+    """Undo `recompute`."""
+    if isinstance(block.forward, partial) and block.forward.func is _recomputed:
+        block.forward = block.forward.args[0]
+
+
+def _recomputed(forward: Callable[..., Any], checkpoint: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return checkpoint(forward, *given, **named) if torch.is_grad_enabled() else forward(*given, **named)
 
 
 def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> dict[int, nn.Module]:

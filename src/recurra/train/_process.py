@@ -8,9 +8,7 @@ import signal
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from recurra.checks import require, sentence
 from recurra.data.batches import Batch
 from recurra.models.language_model import LanguageModel
+from recurra.models.shell import recompute
 from recurra.train.config import TrainingConfig
 from recurra.train.sequence_parallel import Pieces
 
@@ -283,14 +281,7 @@ def recompute_blocks(model: nn.Module) -> None:
         got = f"true, and {type(model).__name__} has none"
         raise ValueError(sentence("training.checkpoint_blocks", got, "false for this model"))
     for block in blocks:
-        # A partial of a bound method, because copies of the model then call their own blocks.
-        block.forward = partial(_recomputed, block.forward)
-
-
-def _recomputed(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*given, **named)
-    return checkpoint(forward, *given, use_reentrant=False, **named)
+        recompute(block)
 
 
 def fabric_options(config: TrainingConfig, accelerator: str) -> dict[str, Any]:
