@@ -70,6 +70,18 @@ class AdaptiveSoftmax(nn.Module):
         """Return the logits of every token; with cutoffs these are log-probabilities."""
         return self._head(hidden) if self.cluster_weight is None else self.log_probabilities(hidden)
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix of a plain softmax, one without cutoffs and projections: logits are weight h + bias."""
+        if self.cluster_weight is not None or len(self.projections):
+            raise AttributeError("an adaptive softmax has no one matrix")
+        return self.tables[0]
+
+    @property
+    def bias(self) -> Tensor:
+        """The biases of a plain softmax."""
+        return self.biases[0]
+
     def log_probabilities(self, hidden: Float[Tensor, "*N d_model"]) -> Float[Tensor, "*N vocabulary"]:
         """Return the log-probability of every token, in float32 or better."""
         columns = [self.clusters.sizes[0], *[1] * len(self.clusters.cutoffs)]

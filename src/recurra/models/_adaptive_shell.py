@@ -241,14 +241,14 @@ class EncodedShell(AdaptiveShell):
     encoding_dropout: nn.Module
 
     def body(
-        self, x: Float[Tensor, "B L d_model"], state: Any, entering: list[Tensor] | None = None, **lengths: Any
+        self, x: Float[Tensor, "B L d_model"], state: Any, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Run the blocks."""
         layers = (self._start(x) if state is None else self._entering(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
         encoding = self.encoding_dropout(first.encode(x, layers[0])[None])[0]
-        x, next_layers = self.run_blocks(x, layers, entering, encoding=encoding)
+        x, next_layers = self.run_blocks(x, layers, encoding=encoding, **options)
         return self.output_dropout(x), self.state_class(next_layers)
 
     def _start(self, x: Tensor) -> Any:

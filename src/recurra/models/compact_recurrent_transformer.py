@@ -225,18 +225,14 @@ class CompactRecurrentTransformer(AdaptiveShell):
         return self.kind
 
     def body(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: CompactRecurrentTransformerState | None,
-        entering: list[Tensor] | None = None,
-        **lengths: Any,
+        self, x: Float[Tensor, "B L d_model"], state: CompactRecurrentTransformerState | None, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], CompactRecurrentTransformerState]:
         """Run segment by segment."""
         state = self._start(x) if state is None else self._entering(state, x)
         outputs = []
         weights = self.memory.weights(), self.position.weights()
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
-            y, state = self._within_segment(piece, state, entering, *weights)
+            y, state = self._within_segment(piece, state, *weights, **options)
             outputs.append(y)
         return self.output_dropout(torch.cat(outputs, 1)), state
 
@@ -256,15 +252,15 @@ class CompactRecurrentTransformer(AdaptiveShell):
         self,
         x: Tensor,
         state: CompactRecurrentTransformerState,
-        entering: list[Tensor] | None,
         of_memory: RecurrentWeights | None,
         of_position: RecurrentWeights | None,
+        **options: Any,
     ) -> tuple[Tensor, CompactRecurrentTransformerState]:
         """Run tokens of one segment; the memory stands in front of the segment's first."""
         placed, placing = self.position(x, state.placing, of_position)
         inputs = placed if state.position else torch.cat([self.memory.tokens(state.memory, placed), placed], 1)
         tokens = slice(inputs.shape[1] - x.shape[1], None)
-        outputs, layers = self.run_blocks(inputs, state.layers, entering, tokens)
+        outputs, layers = self.run_blocks(inputs, state.layers, tokens=tokens, **options)
         y = outputs[:, tokens]
         reading = self.memory.read(y, state.reading, of_memory)
         position = state.position + x.shape[1]

@@ -189,17 +189,13 @@ class LanguageModel(LanguageModelShell):
         return entered
 
     def body(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: LanguageModelState | None,
-        entering: list[Tensor] | None = None,
-        **lengths: Any,
+        self, x: Float[Tensor, "B L d_model"], state: LanguageModelState | None, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], LanguageModelState]:
         """Run the stack of mixers and the final norm."""
         n_layer = len(self.blocks)
         layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
-        x, next_layers = self.run_blocks(x, layers, entering, **lengths)
-        return mask_fill(self.norm(x), lengths.get("mask"), 0), LanguageModelState(next_layers)
+        x, next_layers = self.run_blocks(x, layers, **options)
+        return mask_fill(self.norm(x), options.get("mask"), 0), LanguageModelState(next_layers)
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Return -log softmax(head(hidden))[target]."""

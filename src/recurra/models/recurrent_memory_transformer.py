@@ -75,17 +75,13 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         )
 
     def body(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: RecurrentMemoryTransformerState | None,
-        entering: list[Tensor] | None = None,
-        **lengths: Any,
+        self, x: Float[Tensor, "B L d_model"], state: RecurrentMemoryTransformerState | None, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], RecurrentMemoryTransformerState]:
         """Run segment by segment."""
         state = self._start(x) if state is None else self._entering(state, x)
         outputs = []
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
-            y, state = self._within_segment(piece, state, entering)
+            y, state = self._within_segment(piece, state, **options)
             outputs.append(y)
         return self.output_dropout(torch.cat(outputs, 1)), state
 
@@ -101,7 +97,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         return entering
 
     def _within_segment(
-        self, x: Tensor, state: RecurrentMemoryTransformerState, entering: list[Tensor] | None
+        self, x: Tensor, state: RecurrentMemoryTransformerState, **options: Any
     ) -> tuple[Tensor, RecurrentMemoryTransformerState]:
         """Run tokens of one segment: the memory in front of its first token, and once more behind its last."""
         memory, position = state.memory.to(x.dtype), state.position + x.shape[1]
@@ -109,7 +105,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         is_whole = position == self.config.segment_length
         y = torch.cat([*([memory] if n_before else []), x, *([memory] if is_whole else [])], 1)
         places = slice(n_before, n_before + x.shape[1])
-        y, layers = self.run_blocks(y, state.layers, entering, places)
+        y, layers = self.run_blocks(y, state.layers, tokens=places, **options)
         tokens = y[:, places]
         if not is_whole:
             return tokens, RecurrentMemoryTransformerState(position, state.memory, layers)

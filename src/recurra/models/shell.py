@@ -54,12 +54,10 @@ class LanguageModelShell(nn.Module, ABC):
         return x
 
     @abstractmethod
-    def body(
-        self, x: Float[Tensor, "B L d_model"], state: Any, entering: list[Tensor] | None = None, **lengths: Any
-    ) -> tuple[Tensor, Any]:
+    def body(self, x: Float[Tensor, "B L d_model"], state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Run the stack over at least one step; return what the head reads, (B, L, d_model), and the next state.
 
-        `entering` and `lengths` go to `run_blocks`.
+        `options` go to `run_blocks`: `entering`, and if it `body_takes_lengths` those.
         """
 
     def run_blocks(
@@ -70,14 +68,9 @@ class LanguageModelShell(nn.Module, ABC):
         tokens: slice = slice(None),
         **options: Any,
     ) -> tuple[Float[Tensor, "B M d_model"], tuple[Any, ...]]:
-        """Run the blocks one after the other, continuing from their states.
+        """Run the blocks one after the other, continuing from the states `layers`; `options` are their arguments.
 
-        Args:
-            x: what enters the first.
-            layers: the state of each.
-            entering: a list that takes what enters each block, if it is wanted.
-            tokens: the steps of x that are tokens, where a memory stands beside them.
-            options: further arguments of the blocks.
+        A list `entering` takes what enters each block: the steps of x that are `tokens`, not memory.
         """
         next_layers = []
         for block, layer in zip(self.blocks, layers):
@@ -166,16 +159,10 @@ class LanguageModelShell(nn.Module, ABC):
         return self._over_lengths(self._run, tokens, state, mask, cu_seqlens, reset)
 
     def hidden_states(
-        self,
-        tokens: Int[Tensor, "B L"] | Float[Tensor, "B L d_model"],
-        state: Any = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
-        reset: Bool[Tensor, "B L"] | None = None,
+        self, tokens: Int[Tensor, "B L"] | Float[Tensor, "B L d_model"], state: Any = None, **lengths: Tensor | None
     ) -> tuple[Float[Tensor, "B L depth d_model"], Any]:
         """Return what enters each block and, last, what `hidden` returns; arguments and errors as there."""
-        return self._over_lengths(self._run_deep, tokens, state, mask, cu_seqlens, reset)
+        return self._over_lengths(self._run_deep, tokens, state, **lengths)
 
     def _over_lengths(
         self,

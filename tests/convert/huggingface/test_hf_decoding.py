@@ -43,9 +43,11 @@ def test_float32_generates_what_the_model_does(lm, prompt, options, padded):
 def test_every_token_after_the_prompt_is_a_compiled_step(gateloop, prompt, dtype, rows):
     gateloop.prepare_for_decoding(dtype)
     generate(gateloop, prompt[:rows])  # records the step of this many rows
-    assert isinstance(gateloop._prepared, CompiledStep)
+    assert isinstance(gateloop.backbone._prepared, CompiledStep)
     read = []
-    gateloop._prepared.embedding.register_forward_hook(lambda _, inputs, __: read.append(tuple(inputs[0].shape)))
+    gateloop.backbone._prepared.embedding.register_forward_hook(
+        lambda _, inputs, __: read.append(tuple(inputs[0].shape))
+    )
     gateloop.model.embedding.register_forward_hook(lambda *_: read.append("the model itself"))
     generate(gateloop, prompt[:rows])
     assert read == [(rows, 7)]
@@ -69,6 +71,6 @@ def test_the_copy_is_neither_saved_nor_kept_in_training(gateloop, prompt):
         gateloop.prepare_for_decoding("int8")
         assert torch.equal(gateloop(prompt, labels=prompt).loss, expected)  # with gradients the model itself runs
         assert list(gateloop.state_dict()) == names
-        assert gateloop.eval()._prepared is not None
+        assert gateloop.eval().backbone._prepared is not None
         drop()
-        assert gateloop._prepared is None
+        assert gateloop.backbone._prepared is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.convert.huggingface.conftest import VOCABULARY, greedy
 
-from recurra.convert.huggingface import modeling
+from recurra.convert.huggingface import backbone
 from recurra.convert.huggingface.configuration import RecurrentCache
 
 NEW = 6  # past the end of the second segment
@@ -124,7 +124,7 @@ def test_an_assistant_that_is_right_saves_calls(gateloop, prompt, read_lengths):
 
 
 def test_an_assistant_that_is_wrong_makes_no_call_long(gateloop, prompt, read_lengths, monkeypatch):
-    monkeypatch.setattr(modeling, "_LONGEST_AGAIN", 3)
+    monkeypatch.setattr(backbone, "_LONGEST_AGAIN", 3)
     assistant = assistant_of(gateloop, noise=2.0)
     expected = generate(gateloop, prompt[:1], max_new_tokens=15)
     lengths = read_lengths(gateloop)

@@ -94,7 +94,7 @@ def test_a_manifest_that_is_not_one_is_refused(folder, change, message):
 )
 def test_weights_that_are_not_finite_are_refused_by_name(tuned, load, value):
     weights = load_file(tuned / WEIGHTS)
-    weights["model.norm.weight"][3] = value
+    weights["backbone.model.norm.weight"][3] = value
     save_file(weights, tuned / WEIGHTS, {"format": "pt"})
     (tuned / MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"model\.norm\.weight in .* is a tensor with numbers that are not finite"):
@@ -117,6 +117,8 @@ def test_code_that_a_folder_names_is_refused_before_transformers_sees_it(folder,
 def test_an_index_names_weights_beside_it_alone(tuned, name):
     (tuned / MANIFEST).unlink()
     (tuned / WEIGHTS).rename(tuned.parent / "outside.safetensors")
-    (tuned / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    (tuned / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"backbone.model.norm.weight": name}})
+    )
     with pytest.raises(ValueError, match=r"weight_map in .*model\.safetensors\.index\.json is "):
         load_folder(tuned)

@@ -114,9 +114,10 @@ def test_what_does_not_fit_is_refused(gateloop, prompt):
         ({"attention_mask": torch.ones(3, 1, 7, 7)}, "attention_mask is of shape"),
         ({"past_key_values": DynamicCache()}, "expected a RecurrentCache"),
         ({"labels": prompt, "logits_to_keep": 1}, "expected 0 beside labels"),
-        ({"output_hidden_states": True}, "output_hidden_states is set; expected False"),
-        ({"output_attentions": True}, "output_attentions is set; expected False"),
-        ({"inputs_embeds": torch.ones(3, 7, 12)}, r"inputs_embeds is float32 \(3, 7, 12\) on cpu; expected None"),
+        ({"output_attentions": True}, "output_attentions is True; expected False"),
+        ({"inputs_embeds": torch.ones(3, 7, 12)}, "input_ids is given beside inputs_embeds; expected one of"),
+        ({"position_ids": torch.zeros(3, 6)}, r"position_ids is float32 \(3, 6\) on cpu; expected shape \(3, 7\)"),
+        ({"cache_position": torch.tensor([1])}, r"cache_position\[0\] is 1; expected 0, "),
     ]
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -125,9 +126,10 @@ def test_what_does_not_fit_is_refused(gateloop, prompt):
         gateloop(prompt[:1], past_key_values=cache)
     with pytest.raises(IndexError):
         gateloop(prompt + VOCABULARY)
-    gateloop.config.output_hidden_states = True
-    with pytest.raises(ValueError, match="output_hidden_states is set; expected False"):
-        gateloop(prompt)
+    with pytest.raises(ValueError, match="input_ids is None; expected one of"):
+        gateloop()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'token_type_ids'"):
+        gateloop(prompt, token_type_ids=prompt)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def test_what_modules_keep_of_their_weights_is_made_anew(tmp_path, prompt):
 def test_missing_weights_are_refused(gateloop, tmp_path):
     gateloop.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.norm.weight"]
+    del weights["backbone.model.norm.weight"]
     (tmp_path / "manifest.json").unlink()
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"model\.norm\.weight are missing"):
+    with pytest.raises(ValueError, match=r"backbone\.model\.norm\.weight are missing"):
         AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -11,17 +11,20 @@ not import this, such as a command line tool, runs with the models registered as
 Needs the extra `hf`: `pip install "recurra[hf]"`.
 """
 
-from recurra.convert.huggingface import configuration, modeling
+from recurra.convert.huggingface import backbone, configuration, modeling
+from recurra.convert.huggingface.backbone import RecurraModel
 from recurra.convert.huggingface.configuration import RecurraConfig, RecurrentCache, config_for
 from recurra.convert.huggingface.folder import fast_tokenizer, load_folder, read_tokenizer, save_folder
 from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm, register
 
 register()
-globals().update({kind.__name__: kind for kind in (*configuration.CONFIGS, *modeling.MODELS)})
+_CLASSES = (*configuration.CONFIGS, *backbone.BACKBONES.values(), *modeling.MODELS)
+globals().update({kind.__name__: kind for kind in _CLASSES})
 
 __all__ = [
     "RecurraConfig",
     "RecurraForCausalLM",
+    "RecurraModel",
     "RecurrentCache",
     "causal_lm",
     "config_for",
@@ -30,5 +33,5 @@ __all__ = [
     "read_tokenizer",
     "register",
     "save_folder",
-    *(kind.__name__ for kind in (*configuration.CONFIGS, *modeling.MODELS)),
+    *(kind.__name__ for kind in _CLASSES),
 ]

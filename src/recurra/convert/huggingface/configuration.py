@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
@@ -51,6 +51,7 @@ _NAMES = {
     "num_hidden_layers": "n_layer",
     "tie_word_embeddings": "tie_embeddings",
     "num_attention_heads": "n_heads",
+    "final_logit_softcapping": "logit_cap",
 }
 """What transformers calls fields of ours."""
 
@@ -73,6 +74,10 @@ class RecurraConfig(PreTrainedConfig):
         if getattr(self, "output_size", None) not in (None, self.vocab_size):
             expected = f"vocab_size = {self.vocab_size}: a causal language model predicts the tokens that it reads"
             raise ValueError(sentence("output_size", self.output_size, expected))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, with a number of heads, which PEFT's prompt tuning asks for and does not use."""
+        return {"num_attention_heads": getattr(self, "n_heads", 1), **super().to_dict()}
 
     def of_the_model(self) -> dict[str, Any]:
         """The fields of the model's own configuration."""
@@ -123,21 +128,21 @@ ASSISTED = 256
 
 
 class _Call(NamedTuple):
-    """Tokens that were read in one call, and the state before them."""
+    """Tokens, or vectors in their place, that were read in one call, and the state before them."""
 
     state: Any
-    tokens: Int[Tensor, "B L"]
+    tokens: Shaped[Tensor, "B L *d_model"]
     mask: Bool[Tensor, "B L"] | None
 
     def followed_by(
-        self, tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Int[Tensor, "B M"], Bool[Tensor, "B M"] | None]:
+        self, tokens: Shaped[Tensor, "B L *d_model"], mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Shaped[Tensor, "B M *d_model"], Bool[Tensor, "B M"] | None]:
         """Put more tokens behind these, with their mask; no mask if all count."""
         both = torch.cat([self.tokens.to(tokens.device), tokens], 1)
         if self.mask is None and mask is None:
             return both, None
         parts = ((self.mask, self.tokens), (mask, tokens))
-        masks = [torch.ones_like(of, dtype=torch.bool) if given is None else given for given, of in parts]
+        masks = [given if given is not None else of.new_ones(of.shape[:2], dtype=torch.bool) for given, of in parts]
         return both, torch.cat(masks, 1)
 
 
@@ -175,10 +180,20 @@ class RecurrentCache(Cache):
     def __repr__(self) -> str:
         return f"RecurrentCache(n_tokens={self.n_tokens}, batch_size={self.batch_size})"
 
-    def put(self, state: Any, tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None) -> None:
-        """Take the state after a call that read `tokens`, with those to be read `again` in front of them."""
+    def put(
+        self,
+        state: Any,
+        tokens: Shaped[Tensor, "B L *d_model"],
+        mask: Bool[Tensor, "B L"] | None = None,
+        *,
+        is_croppable: bool = True,
+    ) -> None:
+        """Take the state after a call that read `tokens`, with those to be read `again` in front of them.
+
+        Tokens or vectors in their place; `crop` cannot take them back, nor any before, unless `is_croppable`.
+        """
         n_again = 0 if self.again is None else self.again.tokens.shape[1]
-        calls = [*self._calls, _Call(self.state, tokens, mask)]
+        calls = [*self._calls, _Call(self.state, tokens, mask)] if is_croppable else []
         n_kept = sum(call.tokens.shape[1] for call in calls)
         while calls and n_kept - calls[0].tokens.shape[1] >= self.keeps:
             n_kept -= calls.pop(0).tokens.shape[1]
@@ -273,7 +288,7 @@ class RecurrentCache(Cache):
         raise NotImplementedError("a RecurrentCache holds a state, not keys and values; use put")
 
 
-def fitting_cache(cache: Cache | None, tokens: Int[Tensor, "B L"]) -> RecurrentCache | None:
+def fitting_cache(cache: Cache | None, tokens: Shaped[Tensor, "B L *d_model"]) -> RecurrentCache | None:
     """Return a cache that `tokens` continue. Raises ValueError: it is of another kind, or of other streams."""
     if cache is None:
         return None
