@@ -15,7 +15,8 @@ trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
 datasets = pytest.importorskip("datasets")
 
-TEXT = "w1 w2 w3 w4 w1 w2 w5 w4"
+TEXT = "w1 w2 w3 w4 w1 w2 w5 w4 "
+"""The trainer puts <eos> behind it, which is a word by itself only behind a blank."""
 SETTINGS = {
     "max_steps": 3,
     "per_device_train_batch_size": 2,
@@ -44,8 +45,7 @@ def lora():
 
 
 def own_loss(lm) -> float:
-    """The loss of the text and the end that the trainer puts behind it."""
-    ids = tiny_tokenizer()(f"{TEXT}\n", return_tensors="pt")["input_ids"]
+    ids = tiny_tokenizer()(f"{TEXT}<eos>", return_tensors="pt")["input_ids"]
     return float(lm.eval()(ids, labels=ids).loss)
 
 

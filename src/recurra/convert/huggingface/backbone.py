@@ -133,9 +133,7 @@ class RecurraPreTrainedModel(PreTrainedModel):
         self.model.config = replace(self.model.config, vocab_size=self.config.vocab_size, output_size=None)
         return embedding
 
-    def _check_and_adjust_attn_implementation(
-        self, attn_implementation: str | None, *arguments: Any, **options: Any
-    ) -> str:
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> str:
         """Take any that transformers or a kernel repository has: the mixers choose their kernels themselves."""
         name = attn_implementation or "eager"
         known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
@@ -152,7 +150,7 @@ class RecurraPreTrainedModel(PreTrainedModel):
             keep_activations(block)
             if enable and number % every_n_layers == 0:
                 recompute(block, gradient_checkpointing_func)
-        self.gradient_checkpointing = enable
+        self.base_model.gradient_checkpointing = enable
 
 
 _Base = TypeVar("_Base", bound=RecurraPreTrainedModel)
@@ -351,7 +349,7 @@ def _starts(
     shape, starts = x.shape[:2], torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     if position_ids is not None:
         require_shape("position_ids", position_ids, (1 if len(position_ids) == 1 else shape[0], shape[1]))
-        starts |= position_ids == 0
+        starts |= (position_ids == 0) & (True if mask is None else mask)  # padding may have any position
     if seq_idx is not None:
         require_shape("seq_idx", seq_idx, shape)
         starts[:, 1:] |= seq_idx[:, 1:] != seq_idx[:, :-1]
@@ -359,7 +357,6 @@ def _starts(
         check_cu_seqlens(cu_seq_lens_q, *shape)
         firsts = cu_seq_lens_q[:-1].long()
         starts[0, firsts[firsts < shape[1]]] = True
-    starts = starts if mask is None else starts & mask
-    places = torch.ones_like(starts) if mask is None else mask
-    inner = starts if cache.is_initialized else starts & (places.cumsum(1) > 1)
-    return starts if bool(inner.any()) else None
+    counts = (torch.ones_like(starts) if mask is None else mask).long()
+    has_past = cache.is_initialized | (counts.cumsum(1) > counts)
+    return starts if bool((starts & has_past).any()) else None

@@ -62,6 +62,8 @@ class RecurraConfig(PreTrainedConfig):
     entry: ClassVar[ModelEntry]
     """The model in the registry."""
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    auto_map: ClassVar[dict[str, str]] = {}
+    """No folder has code; TRL asks."""
 
     use_cache: bool = True
     """Return the recurrent state in evaluation; in training only if `forward` is asked for it."""
