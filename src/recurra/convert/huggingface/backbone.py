@@ -111,7 +111,7 @@ class RecurraPreTrainedModel(PreTrainedModel):
         head: nn.Module = self.model.head
         return head.linear if isinstance(head, CappedHead) else head
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
         """Replace the layer that returns the logits."""
         if isinstance(self.model.head, CappedHead):
             self.model.head.linear = new_embeddings
@@ -190,7 +190,7 @@ class RecurraModel(RecurraPreTrainedModel):
             with _real_weights() as dtype:
                 model = config.entry.make(config.entry.config(**config.of_the_model())).to(dtype)
         self.model = model
-        self._no_split_modules = {type(block).__name__ for block in model.blocks}  # type: ignore[assignment, union-attr]
+        self._no_split_modules = {type(block).__name__ for block in model.blocks}  # type: ignore[union-attr]
         self._tied_weights_keys = tied_parameters(self)
         self.post_init()
 
