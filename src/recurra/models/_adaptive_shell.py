@@ -193,9 +193,7 @@ class AdaptiveShell(LanguageModelShell):
         """The attention of every block."""
         return [cast(Mixer, block.attention) for block in self.blocks]
 
-    def enter(
-        self, x: Float[Tensor, "B L d_model"], tokens: Int[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L d_model"]:
+    def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
         """Drop words and channels in training; vectors that are no token's are not dropped as words."""
         entered: Tensor = self.input_dropout(x if tokens is None else self.word_dropout(x, tokens))
         return entered

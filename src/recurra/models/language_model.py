@@ -181,9 +181,7 @@ class LanguageModel(LanguageModelShell):
         """What tables of models call it."""
         return f"language model ({', '.join(dict.fromkeys(name for name, _ in self.config.mixers))})"
 
-    def enter(
-        self, x: Float[Tensor, "B L d_model"], tokens: Int[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L d_model"]:
+    def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
         """Normalise embedded tokens if the configuration says so."""
         entered: Tensor = self.dropout(self.embedding_norm(x))
         return entered

@@ -47,9 +47,7 @@ class LanguageModelShell(nn.Module, ABC):
         """Look tokens up, dropouts included."""
         return self.enter(self.embedding(tokens), tokens)
 
-    def enter(
-        self, x: Float[Tensor, "B L d_model"], tokens: Int[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L d_model"]:
+    def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
         """Apply what follows the embedding: a norm, dropouts. `tokens` are None for vectors that are no token's."""
         return x
 

@@ -136,9 +136,7 @@ class _Call(NamedTuple):
     tokens: Shaped[Tensor, "B L *d_model"]
     mask: Bool[Tensor, "B L"] | None
 
-    def followed_by(
-        self, tokens: Shaped[Tensor, "B L *d_model"], mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Shaped[Tensor, "B M *d_model"], Bool[Tensor, "B M"] | None]:
+    def followed_by(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Put more tokens behind these, with their mask; no mask if all count."""
         both = torch.cat([self.tokens.to(tokens.device), tokens], 1)
         if self.mask is None and mask is None:
@@ -182,17 +180,10 @@ class RecurrentCache(Cache):
     def __repr__(self) -> str:
         return f"RecurrentCache(n_tokens={self.n_tokens}, batch_size={self.batch_size})"
 
-    def put(
-        self,
-        state: Any,
-        tokens: Shaped[Tensor, "B L *d_model"],
-        mask: Bool[Tensor, "B L"] | None = None,
-        *,
-        is_croppable: bool = True,
-    ) -> None:
+    def put(self, state: Any, tokens: Tensor, mask: Tensor | None = None, *, is_croppable: bool = True) -> None:
         """Take the state after a call that read `tokens`, with those to be read `again` in front of them.
 
-        Tokens or vectors in their place; `crop` cannot take them back, nor any before, unless `is_croppable`.
+        Tokens (B, L) or vectors in their place; `crop` takes back neither them nor earlier ones unless `is_croppable`.
         """
         n_again = 0 if self.again is None else self.again.tokens.shape[1]
         calls = [*self._calls, _Call(self.state, tokens, mask)] if is_croppable else []

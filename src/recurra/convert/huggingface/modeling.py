@@ -140,7 +140,6 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Pass `forward` the tokens that the cache has not seen, with the mask over all."""
@@ -159,7 +158,6 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
-            is_first_iteration=is_first_iteration,
             **kwargs,
         )
 
