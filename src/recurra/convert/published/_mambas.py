@@ -1,9 +1,13 @@
-"""Mamba as transformers' MambaForCausalLM, FalconMambaForCausalLM, Mamba2ForCausalLM and JambaForCausalLM have it."""
+"""Mamba as transformers' MambaForCausalLM, FalconMambaForCausalLM, Mamba2ForCausalLM and JambaForCausalLM have it.
+
+And as the authors' own folders have it.
+"""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from recurra.checks import require, sentence
+from recurra.checks import choose, require, sentence
 from recurra.convert.published._rules import (
     SWIGLU,
     Architecture,
@@ -152,6 +156,43 @@ MAMBA2 = Architecture(
     settings=_mamba2_settings,
     other_names=_OTHER_NAMES,
 )
+
+
+# --- Mamba and Mamba-2 in folders of the authors' own code (state-spaces/mamba-130m, state-spaces/mamba2-130m) ---
+
+_SSM = {"state_size": ("d_state", 16), "conv_kernel": ("d_conv", 4), "expand": ("expand", 2)}
+_SSM_2 = _SSM | {"state_size": ("d_state", 128), "n_groups": ("ngroups", 1), "head_dim": ("headdim", 64)}
+_OF_TRAINING = """
+layer dt_min dt_max dt_init dt_scale dt_init_floor A_init_range conv_init chunk_size use_fast_path use_mem_eff_path
+"""
+OTHER_TENSORS = {"backbone.embedding.weight": "backbone.embeddings.weight"}
+"""The authors' name of a tensor that has another one in transformers."""
+
+
+def of_the_authors(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Make the entries of transformers' config.json of those of the authors' own, which is called `name`."""
+    settings, section = Settings(entries, name), entries.get("ssm_cfg", {})
+    require(isinstance(section, dict), f"ssm_cfg in {name}", section, "an object")
+    ssm = Settings(section, f"ssm_cfg in {name}")
+    kinds = {"Mamba1": "mamba", "Mamba2": "mamba2"}
+    kind = choose(f"layer in ssm_cfg in {name}", kinds, section.get("layer", "Mamba1"))
+    d_model, multiple = settings.size("d_model"), settings.size("pad_vocab_size_multiple", 8)
+    shape: dict[str, Any] = ssm.sizes(_SSM_2 if kind == "mamba2" else _SSM)
+    if kind == "mamba2":
+        shape["num_heads"] = shape["expand"] * d_model // shape["head_dim"]
+        ssm.only(d_ssm=None, rmsnorm=True, norm_before_gate=False, D_has_hdim=False, dt_limit=[0.0, math.inf])
+    else:
+        shape["time_step_rank"] = ssm.optional_size("dt_rank", absent="auto") or "auto"
+    ssm.only(bias=False, conv_bias=True)
+    ssm.ignore(_OF_TRAINING)
+    ssm.finish()
+    shape |= {"hidden_size": d_model, "num_hidden_layers": settings.size("n_layer"), "model_type": kind}
+    shape["vocab_size"] = math.ceil(settings.size("vocab_size") / multiple) * multiple
+    shape["tie_word_embeddings"] = settings.flag("tie_embeddings", True)
+    settings.only(rms_norm=True, d_intermediate=0, attn_layer_idx=[])  # their attention has a convolution
+    settings.ignore("ssm_cfg attn_cfg residual_in_fp32 fused_add_norm")
+    settings.finish()
+    return shape
 
 
 # --- Jamba with dense feed-forward networks alone (AI21-Jamba-Reasoning-3B) ---

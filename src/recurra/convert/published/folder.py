@@ -15,7 +15,7 @@ from recurra._files.writing import replacing
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
 from recurra.convert.published._hybrids import QWEN3_NEXT, RECURRENT_GEMMA
-from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2
+from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, OTHER_TENSORS, of_the_authors
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     Architecture,
@@ -48,7 +48,14 @@ _MOST_INDEX_BYTES = 64 * 2**20
 
 def model_type_of(folder: Path) -> str:
     """Return the model_type in a folder's config.json; empty if there is none."""
-    return str(read_json(folder / "config.json", allow_nan=True).get("model_type", ""))
+    return str(_read_entries(folder / "config.json").get("model_type", ""))
+
+
+def _read_entries(path: Path) -> dict[str, Any]:
+    """Read a config.json; that of the authors of Mamba becomes one of transformers."""
+    entries: dict[str, Any] = read_json(path, allow_nan=True)
+    is_the_authors = "d_model" in entries and "model_type" not in entries
+    return of_the_authors(entries, str(path)) if is_the_authors else entries
 
 
 def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
@@ -69,24 +76,38 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
     """
     folder = Path(folder)
-    entries = read_json(folder / "config.json", allow_nan=True)
+    entries = _read_entries(folder / "config.json")
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
-    config = read_config(architecture, Settings(entries, str(folder / "config.json")))
-    weights = _read_folder_weights(folder)
-    if config.n_layer > len(weights):
-        got = f"{config.n_layer} blocks for {len(weights)} tensors"
-        raise ValueError(sentence(str(folder), got, "at least one tensor a block"))
-    weights = split_fused(weights, fused_of(architecture, config), str(folder))
+    weights = {OTHER_TENSORS.get(name, name): tensor for name, tensor in _read_folder_weights(folder).items()}
+    outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
+    model = filled(outline, architecture, weights, str(folder), dtype)
+    tokenizer = folder / "tokenizer.json"
+    return PortableModel(model, BytePairEncoding.load(tokenizer) if tokenizer.is_file() else None)
+
+
+def outline_of(architecture: Architecture, entries: dict[str, Any], n_tensors: int, name: str) -> LanguageModel:
+    """Make the model of a config.json, called `name`, without memory for its weights."""
+    config = read_config(architecture, Settings(entries, name))
+    if config.n_layer > n_tensors:
+        raise ValueError(
+            sentence(name, f"one of {config.n_layer} blocks for {n_tensors} tensors", "at least one tensor a block")
+        )
     try:
         with on_meta():  # takes no memory, whatever the sizes
-            outline = LanguageModel(config)
+            return LanguageModel(config)
     except RuntimeError as error:  # of PyTorch, for sizes beyond 64 bits
-        raise ValueError(f"{folder / 'config.json'}: {error}") from error
-    places = matched(outline, weights, rules_of(architecture, config), str(folder))
+        raise ValueError(f"{name}: {error}") from error
+
+
+def filled(
+    outline: LanguageModel, architecture: Architecture, weights: dict[str, Tensor], what: str, dtype: torch.dtype
+) -> LanguageModel:
+    """Give an outlined model memory and its weights, which have transformers' names and come from `what`."""
+    weights = split_fused(weights, fused_of(architecture, outline.config), what)
+    places = matched(outline, weights, rules_of(architecture, outline.config), what)
     model = _with_memory(outline, dtype)
-    fill(model, weights, places, str(folder))
-    tokenizer = folder / "tokenizer.json"
-    return PortableModel(model.eval(), BytePairEncoding.load(tokenizer) if tokenizer.is_file() else None)
+    fill(model, weights, places, what)
+    return model.eval()
 
 
 def _with_memory(outline: LanguageModel, dtype: torch.dtype) -> LanguageModel:
