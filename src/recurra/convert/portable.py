@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +99,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _load_pickled(path: Path) -> Any:
     """Read what torch.save wrote, which only other code bases do, without running code of the file."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))  # not of the old form
         for leaf in tree_leaves(content):
             # A tensor with strides of 0 can have any shape, and whoever copies it would allocate that.
             if isinstance(leaf, Tensor) and leaf.numel() * leaf.element_size() > path.stat().st_size:

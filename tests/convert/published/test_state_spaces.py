@@ -91,6 +91,17 @@ def test_logits_are_those_of_transformers_and_of_the_equations(published):
     assert _format_of(folder) == "published"
 
 
+def test_weights_are_mapped_unless_they_are_of_before_pytorch_1_6(published, monkeypatch):
+    _, weights, folder = published
+    file, load, mapped = folder / "pytorch_model.bin", torch.load, []
+    monkeypatch.setattr(torch, "load", lambda *a, mmap, **b: mapped.append(mmap) or load(*a, mmap=mmap, **b))
+    expected = from_huggingface(folder).model.state_dict()
+    torch.save(weights, file, _use_new_zipfile_serialization=False)
+    found = from_huggingface(folder).model.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert mapped == [True, False]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
