@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recurra import open_run
 from recurra.cli import main
+from recurra.convert import from_huggingface
+from recurra.train.tasks.text import start_language_model
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 RECIPE = """
@@ -29,6 +31,11 @@ RUNS = {
         "text-crt",
         "vocabulary: bpe, bpe_vocab_size: 264",
         "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [9, 90]}",
+    ),
+    "mamba": (
+        "text",
+        "vocabulary: bpe, bpe_vocab_size: 264",
+        "{n_layer: 1, d_model: 32, d_channel_mixing: 0, mixer: mamba, norm: rms, biases: false}",
     ),
 }
 
@@ -73,6 +80,29 @@ def test_transformers_loads_what_was_exported(name, tmp_path, capsys):
     assert main(["generate", run, "--temperature", "0", "--max-tokens", "7"]) == 0
     generated = model.generate(max_new_tokens=7, do_sample=False)[0, 1:]
     assert capsys.readouterr().out.strip() == tokenizer.decode(generated).strip()
+
+
+def test_a_file_for_llama_cpp_has_the_text_of_the_run(tmp_path, capsys):
+    pytest.importorskip("gguf", reason="needs the extra hf: pip install recurra[hf]")
+    run, file, back = _trained("mamba", tmp_path), str(tmp_path / "model.gguf"), str(tmp_path / "back")
+    capsys.readouterr()
+    differences = []
+    for words in (["export", "gguf", run, file, "--type", "q8_0"], ["convert", run, file, "--force"]):
+        assert main(words) == 0
+        wrote, _, rest = capsys.readouterr().out.partition("; the logits of both differ by ")
+        assert wrote == f"wrote {file}"
+        differences.append(float(rest.split()[0]))
+    assert differences[0] > 1e-5 >= differences[1]
+    assert main(["export", "gguf", run, file]) == 2
+    assert "model.gguf, which exists; expected another name: --force" in capsys.readouterr().err
+    assert main(["convert", file, back, "--to", "run"]) == 0
+    texts = []
+    for each in (run, back):
+        capsys.readouterr()
+        assert main(["generate", each, "--temperature", "0", "--max-tokens", "9"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert start_language_model(from_huggingface(file).model, file) == f"starts from {file}"
 
 
 def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):

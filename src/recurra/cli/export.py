@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.convert.published.folder import ARCHITECTURES
-from recurra.train.formats import FORMATS, convert_model, export_onnx, export_web
+from recurra.convert.published.folder import ARCHITECTURES, GgufType
+from recurra.train.formats import FORMATS, SUFFIXES, convert_model, export_onnx, export_web
 from recurra.train.run import open_run
 from recurra.train.run_folder import RunFolder
 
@@ -20,7 +22,9 @@ float32 they may differ by 1e-5. The format of SOURCE is recognised.
   hf            a folder that transformers loads (needs the extra hf)
   safetensors   one file: the weights, and as metadata the configuration and the tokenizer
   published     a folder of one of transformers' own classes: read, and written if the model has the
-                shape of one. Classes: {classes}"""
+                shape of one. Classes: {classes}
+  gguf          a file that llama.cpp reads, if it has the architecture: read, and written in float32;
+                `recurra export gguf` rounds (needs the extra hf)"""
 
 
 def convert(words: Sequence[str]) -> int:
@@ -28,14 +32,14 @@ def convert(words: Sequence[str]) -> int:
     classes = ", ".join(architecture.class_name for architecture in ARCHITECTURES.values())
     parser = command_parser("convert", _CONVERT.format(classes=classes))
     add = parser.add_argument
-    add("source", type=Path, metavar="SOURCE", help="a run, a folder for transformers or a .safetensors file")
+    add("source", type=Path, metavar="SOURCE", help="a run, a folder for transformers, a .safetensors or .gguf file")
     add("target", type=Path, metavar="TARGET", help="folder or file to write")
-    add("--to", choices=FORMATS, help="format to write (default: safetensors if TARGET ends in .safetensors)")
+    add("--to", choices=FORMATS, help="format to write (default: by the ending of TARGET, .safetensors or .gguf)")
     add_checkpoint(parser, of="checkpoint of a run to convert")
     add("--force", action="store_true", help="write into a folder that is not empty, or over a file")
     arguments = parser.parse_args(own)
     source, target = arguments.source, arguments.target
-    to = arguments.to or ("safetensors" if target.suffix == ".safetensors" else None)
+    to = arguments.to or SUFFIXES.get(target.suffix)
     if to is None:
         raise ValueError(sentence("TARGET", f"{target}, which names no format", f"--to {' or --to '.join(FORMATS)}"))
     difference = convert_model(
@@ -53,20 +57,30 @@ generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.j
 The logits of both are compared before the folder is put in place: in float32 they may differ by 1e-5. If the run has no
 tokenizer of its own, --data.path FOLDER says where its corpus is."""
 
+_GGUF = """\
+Write a text run as a GGUF file, which llama.cpp reads, with its tokenizer: Mamba, Mamba-2 and hybrids of Mamba and
+attention in the shape of a Jamba, with byte pairs. Needs the extra hf.
 
-def _export_hf(words: Sequence[str]) -> int:
+The file is read back before it is put in place. In f32 logits may differ by 1e-5; f16 and q8_0 round matrices."""
+
+
+def _export_portable(to: str, text: str, place: str, words: Sequence[str]) -> int:
+    """Write a run in a format that `recurra convert` reads."""
     own, overrides = split_overrides(words)
-    parser = command_parser("export hf", _HF)
+    parser = command_parser(f"export {to}", text)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a text run")
-    add("folder", type=Path, metavar="FOLDER", help="folder to write")
+    add("target", type=Path, metavar=place, help=f"{place.lower()} to write")
     add_checkpoint(parser, of="checkpoint to export")
-    add("--force", action="store_true", help="write into a folder that is not empty")
-    arguments = parser.parse_args(own)
-    RunFolder(arguments.run).require_run()
-    options = {"checkpoint": arguments.checkpoint, "overrides": overrides, "force": arguments.force}
-    difference = convert_model(Path(arguments.run), arguments.folder, "hf", **options)
-    print(f"wrote {arguments.folder}; the logits of both differ by {difference:.1e} at most")
+    if to == "gguf":
+        kinds = get_args(GgufType)
+        add("--type", dest="stored", choices=kinds, default="f16", help="how matrices are stored (default: f16)")
+    add("--force", action="store_true", help="overwrite a file, or write into a folder that is not empty")
+    options = vars(parser.parse_args(own))
+    run, target = options.pop("run"), options.pop("target")
+    RunFolder(run).require_run()
+    difference = convert_model(Path(run), target, to, overrides=overrides, **options)
+    print(f"wrote {target}; the logits of both differ by {difference:.1e} at most")
     return 0
 
 
@@ -131,7 +145,8 @@ def _export_web(words: Sequence[str]) -> int:
 
 
 _EXPORTS = {
-    "hf": (_export_hf, "a folder that transformers loads"),
+    "hf": (partial(_export_portable, "hf", _HF, "FOLDER"), "a folder that transformers loads"),
+    "gguf": (partial(_export_portable, "gguf", _GGUF, "FILE"), "a file that llama.cpp runs"),
     "onnx": (_export_onnx, "a file that onnxruntime runs"),
     "web": (_export_web, "a folder for a static host that runs inside the browser"),
 }

@@ -1,5 +1,6 @@
 from recurra.convert.portable import PortableModel, load_single_file, read_weights, save_single_file
 from recurra.convert.published.folder import from_huggingface, to_huggingface
+from recurra.convert.published.gguf_file import to_gguf
 from recurra.convert.transformer_xl import transformer_xl_from_original
 
 __all__ = [
@@ -8,6 +9,7 @@ __all__ = [
     "load_single_file",
     "read_weights",
     "save_single_file",
+    "to_gguf",
     "to_huggingface",
     "transformer_xl_from_original",
 ]

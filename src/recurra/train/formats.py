@@ -4,6 +4,7 @@ run           a folder that `recurra train` writes: config.yaml, tokenizer.json,
 hf            a folder that transformers loads: config.json, model.safetensors, tokenizer.json
 safetensors   one file, with its configuration and tokenizer in the metadata
 published     a folder that transformers loads with a class of its own, such as MambaForCausalLM
+gguf          a file that llama.cpp reads
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import yaml
 
+from recurra import convert
 from recurra._files.digests import STAMP
 from recurra._files.writing import replacing
 from recurra.checks import require, require_literal, sentence
@@ -26,6 +28,7 @@ from recurra.convert.export.programs import gate_layers, require_exportable, sta
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.convert.published.folder import (
     ARCHITECTURES,
+    GgufType,
     from_huggingface,
     model_type_of,
     to_huggingface,
@@ -42,26 +45,36 @@ from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import experiment_name, find_task
 
-Format: TypeAlias = Literal["run", "hf", "safetensors", "published"]
+Format: TypeAlias = Literal["run", "hf", "safetensors", "published", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES = {".safetensors": "safetensors", ".gguf": "gguf"}
+"""The formats that are one file."""
 
 
 def _format_of(path: Path) -> str:
     """Recognise the format of the model at `path`."""
     if not path.exists():
         raise FileNotFoundError(sentence("model", f"{path}, which does not exist", "a file or folder"))
-    if path.is_file() and path.suffix == ".safetensors":
-        return "safetensors"
+    if path.is_file() and path.suffix in SUFFIXES:
+        return SUFFIXES[path.suffix]
     if RunFolder(path).config.is_file():
         return "run"
     if (path / "config.json").is_file():
         return "published" if model_type_of(path) in ARCHITECTURES else "hf"
-    expected = "a run (a folder with config.yaml), a folder for transformers (with config.json) or a .safetensors file"
+    files = " or ".join(SUFFIXES)
+    expected = f"a run (a folder with config.yaml), a folder for transformers (with config.json) or a {files} file"
     raise ValueError(sentence("model", str(path), expected))
 
 
 def convert_model(
-    source: Path, target: Path, to: str, *, checkpoint: str = "best", overrides: Sequence[str] = (), force: bool = False
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    checkpoint: str = "best",
+    overrides: Sequence[str] = (),
+    force: bool = False,
+    stored: GgufType = "f32",
 ) -> float:
     """Write the model at `source` in another format, and compare the logits of both before it is put in place.
 
@@ -71,6 +84,7 @@ def convert_model(
         to: one of `FORMATS`.
         checkpoint, overrides: for a source that is a run, as in `open_run`.
         force: write into a folder that is not empty, or over a file. A run is never overwritten.
+        stored: for gguf, what matrices are rounded to; logits may then differ by any amount.
 
     Returns:
         the largest difference between the logits.
@@ -87,9 +101,13 @@ def convert_model(
         if to == "run":
             _save_run(portable, scratch, target=target, source=source)
         else:
-            writers = {"safetensors": save_single_file, "published": to_huggingface}
+            writers = {
+                "safetensors": save_single_file,
+                "published": to_huggingface,
+                "gguf": lambda *where: convert.to_gguf(*where, dtype=stored),
+            }
             (writers.get(to) or _huggingface().save_folder)(portable, scratch)
-        difference = _require_same(portable, _read_model(scratch, to), target)
+        difference = _require_same(portable, _read_model(scratch, to), target, rounded=stored != "f32")
         if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
             got = "that of another model, and the new one has none"
             raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
@@ -114,7 +132,7 @@ def _read_model(
         return _huggingface().load_folder(path)
     if found == "safetensors":
         return load_single_file(path)
-    if found == "published":
+    if found in ("published", "gguf"):
         return without_unused_tokens(from_huggingface(path))
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
     tokenizer = run.tokenizer  # first: only text runs have one
@@ -122,11 +140,16 @@ def _read_model(
 
 
 def _require_same(
-    portable: PortableModel, written: PortableModel, target: Path, hint: str = "nothing was written"
+    portable: PortableModel,
+    written: PortableModel,
+    target: Path,
+    hint: str = "nothing was written",
+    *,
+    rounded: bool = False,
 ) -> float:
     if _plain_tokenizer(portable) != _plain_tokenizer(written):
         raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", hint))
-    return require_equal(portable.model, written.model, f"{target}")
+    return require_equal(portable.model, written.model, f"{target}", rounded=rounded)
 
 
 def _plain_tokenizer(portable: PortableModel) -> dict[str, Any] | None:
@@ -144,7 +167,7 @@ def _require_free(to: str, target: Path, force: bool) -> bool:
     if RunFolder(target).config.exists():
         got = f"{target}, which contains a run"
         raise FileExistsError(sentence("target", got, "another name", "a run is never overwritten"))
-    if target.exists() and target.is_dir() == (to == "safetensors"):
+    if target.exists() and target.is_dir() == (to in SUFFIXES.values()):
         found, wanted = ("folder", "file") if target.is_dir() else ("file", "folder")
         raise FileExistsError(sentence("target", f"{target}, which is a {found}", f"the name of a {wanted}"))
     occupied = target.is_file() or (target.is_dir() and any(target.iterdir()))

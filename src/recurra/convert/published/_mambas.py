@@ -79,7 +79,7 @@ def _mamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
 
 def _mamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
     mamba = options["mamba"]
-    entries = {"expand": mamba["expand"], "time_step_rank": mamba["dt_rank"] or "auto"}
+    entries = {"expand": mamba["expand"], "time_step_rank": mamba["dt_rank"] or math.ceil(config.d_model / 16)}
     return {**written(mamba, _SIZES), **entries, "layer_norm_epsilon": config.norm_epsilon}
 
 
@@ -144,7 +144,8 @@ def _mamba2_settings(config: LanguageModelConfig, options: _Options) -> dict[str
     mamba = options["mamba2"]
     inner = mamba["expand"] * config.d_model
     n_heads = mamba["n_heads"] or max(inner // 64, 1)
-    return {**written(mamba | {"n_heads": n_heads}, _SIZES_2), "head_dim": inner // n_heads}
+    sizes = written(mamba | {"n_heads": n_heads}, _SIZES_2)
+    return {**sizes, "head_dim": inner // n_heads, "layer_norm_epsilon": config.norm_epsilon}
 
 
 MAMBA2 = Architecture(
@@ -197,7 +198,7 @@ def of_the_authors(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 # --- Jamba with dense feed-forward networks alone (AI21-Jamba-Reasoning-3B) ---
 
-_ATTENTION = "rotary-attention"
+ATTENTION = "rotary-attention"
 _SIZES_OF_JAMBA = {"d_state": ("mamba_d_state", 16), "d_conv": ("mamba_d_conv", 4), "expand": ("mamba_expand", 2)}
 _NORMS = {"step_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm"}
 
@@ -208,7 +209,7 @@ def _jamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
     n_sparse = sum(number % period == offset for number in range(n_layer)) if n_experts > 1 else 0
     settings.refuse_experts(n_experts, n_sparse, n_layer, "1")
     period, offset = settings.size("attn_layer_period", 8), settings.size("attn_layer_offset", 4, least=0)
-    mixers = [_ATTENTION if number % period == offset else "mamba" for number in range(n_layer)]
+    mixers = [ATTENTION if number % period == offset else "mamba" for number in range(n_layer)]
     settings.only(layers_block_type=["mamba" if name == "mamba" else "attention" for name in mixers])
     settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, sliding_window=None)
     settings.ignore("num_experts_per_tok output_router_logits router_aux_loss_coef max_position_embeddings layer_types")
@@ -221,7 +222,7 @@ def _jamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
             "selection_norm": epsilon,
             "selection_scales": True,
         },
-        _ATTENTION: {
+        ATTENTION: {
             "n_heads": n_heads,
             "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
             "dropout": settings.number("attention_dropout", 0.0),
@@ -240,17 +241,17 @@ def _jamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
 
 def _jamba_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}"
-    if block.mixer == _ATTENTION:
+    if block.mixer == ATTENTION:
         return attention_rules(block, f"{theirs}.self_attn.")
     return plain_rules(_MAMBA_1 | _NORMS, block.own, f"{theirs}.mamba.")
 
 
 def _jamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    period, offset = _places_of_attention([name for name, _ in config.mixers])
-    attention = options.get(_ATTENTION, {"n_heads": 4, "n_kv_heads": None, "dropout": 0.0})
+    period, offset = places_of_attention([name for name, _ in config.mixers])
+    attention = options.get(ATTENTION, {"n_heads": 4, "n_kv_heads": None, "dropout": 0.0})
     return {
         **written(options["mamba"], _SIZES_OF_JAMBA),
-        "mamba_dt_rank": options["mamba"]["dt_rank"] or "auto",
+        "mamba_dt_rank": options["mamba"]["dt_rank"] or math.ceil(config.d_model / 16),
         "intermediate_size": config.d_channel_mixing,
         "num_experts": 1,
         "attn_layer_period": period,
@@ -262,9 +263,9 @@ def _jamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str,
     }
 
 
-def _places_of_attention(mixers: list[str]) -> tuple[int, int]:
+def places_of_attention(mixers: list[str]) -> tuple[int, int]:
     """The period and the offset that put attention where it is."""
-    attends = [name == _ATTENTION for name in mixers]
+    attends = [name == ATTENTION for name in mixers]
     for period in range(1, len(mixers) + 2):
         for offset in range(period):
             if attends == [number % period == offset for number in range(len(mixers))]:

@@ -76,13 +76,13 @@ class Settings:
             raise self._refusal(key, repr(value), f"a whole number above 0, {others}")
         return int(value)
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
         """Take a finite number."""
         value = self._left.pop(key, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         # of a whole number of any length, unlike math.isfinite
         if not is_number or not abs(value) <= sys.float_info.max:
-            raise self._refusal(key, repr(value), "a finite number")
+            raise self._refusal(key, "missing" if value is None else repr(value), "a finite number")
         return float(value)
 
     def channels(self, key: str, default: float, d_model: int) -> float:
@@ -320,7 +320,7 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
     missing = [name for name in missing if name not in weights]
     unknown = sorted(weights.keys() - {name for place in places for name in place.theirs})
     if missing or unknown:
-        parts = [f"{kind}: {_listed(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
+        parts = [f"{kind}: {listed(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
         raise ValueError(sentence(what, f"not one model's ({'; '.join(parts)})", "the weights of a whole model"))
     for place in given:
         for name, part in zip(place.theirs, place.rule.write(parameters[place.own].detach()), strict=True):
@@ -363,7 +363,8 @@ def _places(parameters: Mapping[str, nn.Parameter], rules: Sequence[Rule]) -> li
     return places
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Name the first few."""
     shown = ", ".join(names[:_N_SHOWN])
     return shown if len(names) <= _N_SHOWN else f"{shown} and {len(names) - _N_SHOWN} more"
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from safetensors.torch import save
@@ -40,6 +40,8 @@ ARCHITECTURES = {
     one.model_type: one for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
+GgufType: TypeAlias = Literal["f32", "f16", "q8_0"]
+"""What matrices in GGUF files are written in."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _OF_NEW_WEIGHTS = ("min_step", "max_step", "r_min", "r_max")
 """Options of mixers that matter when weights are drawn alone."""
@@ -59,14 +61,15 @@ def _read_entries(path: Path) -> dict[str, Any]:
 
 
 def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
-    """Make a language model of a published one: a folder of transformers' own class with its weights.
+    """Make a language model of a published one: a folder of transformers' own class, or a GGUF file.
 
     Its logits, and its states at any cut of a stream, are those of transformers' class; neither transformers nor any
     code of the folder is needed.
 
     Args:
         folder: config.json, weights in model.safetensors or pytorch_model.bin, whole or in shards with an index, and
-            tokenizer.json if there is one.
+            tokenizer.json if there is one; or a folder as the authors of Mamba publish it; or a GGUF file of an
+            architecture that `to_gguf` writes (needs the extra `hf`).
         dtype: what to compute in; the weights are converted from whatever they are stored in.
 
     Returns:
@@ -76,6 +79,10 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
     """
     folder = Path(folder)
+    if folder.is_file():
+        from recurra.convert.published.gguf_file import from_gguf  # of the extra hf
+
+        return from_gguf(folder, dtype=dtype)
     entries = _read_entries(folder / "config.json")
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
     weights = {OTHER_TENSORS.get(name, name): tensor for name, tensor in _read_folder_weights(folder).items()}
@@ -154,18 +161,12 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
         portable: a `LanguageModel` of a shape that one of the known architectures has.
         folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
     """
-    model = portable.model
-    architecture, entries = _described(model)
-    config: Any = model.config
-    weights = weights_by_their_names(model, rules_of(architecture, config))
-    if tied_parameters(model):
-        del weights[architecture.head]
-    weights = join_fused(weights, fused_of(architecture, config))
+    architecture, entries, weights = published_form(portable.model)
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(next(portable.model.parameters()).dtype).removeprefix("torch."),
     }
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(entries, indent=2).encode())
@@ -174,6 +175,16 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
     if isinstance(portable.tokenizer, BytePairEncoding):
         with replacing(folder / "tokenizer.json") as file:
             file.write(portable.tokenizer.to_json().encode())
+
+
+def published_form(model: nn.Module) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
+    """Return the architecture that has this model's shape, the entries of its config.json, and its weights there."""
+    architecture, entries = _described(model)
+    config: Any = model.config
+    weights = weights_by_their_names(model, rules_of(architecture, config))
+    if tied_parameters(model):
+        del weights[architecture.head]
+    return architecture, entries, join_fused(weights, fused_of(architecture, config))
 
 
 def without_unused_tokens(portable: PortableModel) -> PortableModel:

@@ -98,7 +98,7 @@ class TextTask(TokenTask):
 
 # --- weights to start from: a run's, a single file's, or a published model's ---
 
-_READ = "the folder of a run, a checkpoint, a .safetensors file of ours, or a folder of a published model"
+_READ = "the folder of a run, a checkpoint, a .safetensors file of ours, or a folder or GGUF file of a published model"
 
 
 def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | None = None) -> str:
@@ -133,7 +133,7 @@ def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextE
     """Weights by our names, the shape of their model, what messages call them, and the tokenizer if there is one."""
     if place.suffix == ".safetensors" and not is_checkpoint(place):
         portable = load_single_file(place)
-    elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
+    elif place.suffix == ".gguf" or ((place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES):
         portable = without_unused_tokens(from_huggingface(place))
     elif is_checkpoint(place):
         file, saved = load_best_checkpoint(place)
