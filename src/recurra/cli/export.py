@@ -1,7 +1,7 @@
 """`recurra export` and `recurra convert`: write a trained run in another format."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -144,7 +144,7 @@ def _export_web(words: Sequence[str]) -> int:
     return 0
 
 
-_EXPORTS = {
+_EXPORTS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "hf": (partial(_export_portable, "hf", _HF, "FOLDER"), "a folder that transformers loads"),
     "gguf": (partial(_export_portable, "gguf", _GGUF, "FILE"), "a file that llama.cpp runs"),
     "onnx": (_export_onnx, "a file that onnxruntime runs"),

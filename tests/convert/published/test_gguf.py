@@ -292,24 +292,17 @@ def test_damaged_files_are_refused_in_a_sentence(tokenizer, tmp_path):
 
 def test_what_llama_cpp_does_not_have_is_refused(tokenizer, tmp_path):
     shape = {"d_channel_mixing": 0, "norm": "rms", "biases": False}
-    xlstm = {
-        "mixer": "mlstm",
-        "d_channel_mixing": 64,
-        "feed_forward": "swiglu",
-        "logit_cap": 30.0,
-        "norm_epsilon": 1e-6,
-    }
+    xlstm = {"mixer": "mlstm", "d_channel_mixing": 64, "feed_forward": "swiglu", "norm_epsilon": 1e-6}
     for options, message in [
         ({"mixer": "mamba", "mixer_options": {"expand": 3}}, "expand is 3; expected 2, all that llama.cpp reads"),
         ({"mixer": "mamba", "mixer_options": {"selection_norm": 1e-3}}, "selection_norm is 0.001; expected norm_eps"),
-        (
-            {"mixer": "mlstm", "d_channel_mixing": 64, "logit_cap": 30.0, "feed_forward": "swiglu"},
-            "model is a xLSTM.*; expected one that",
-        ),
+        (xlstm | {"logit_cap": 30.0}, "model is a xLSTMForCausalLM; expected one that llama.cpp has"),
     ]:
         model = LanguageModel(LanguageModelConfig(304, None, 1, 64, **shape | options))
         with pytest.raises(ValueError, match=message):
             to_gguf(PortableModel(model, tokenizer), tmp_path / "model.gguf")
-    with pytest.raises(ValueError, match=r"the tokenizer is .*Vocabulary.*; expected byte pairs"):
-        to_gguf(made("mamba", tokenizer)._replace(tokenizer=Vocabulary(["<eos>", "<unk>"])), tmp_path / "model.gguf")
+    for encoder in (None, Vocabulary(["<eos>", "<unk>"])):
+        with pytest.raises(ValueError, match=r"the tokenizer is .*; expected byte pairs"):
+            to_gguf(made("mamba", tokenizer)._replace(tokenizer=encoder), tmp_path / "model.gguf")
+    assert read_tokenizer({"tokenizer.ggml.model": "none"}, "model.gguf") is None
     assert list(tmp_path.iterdir()) == []

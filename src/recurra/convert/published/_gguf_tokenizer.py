@@ -27,7 +27,7 @@ _WORDS = (
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _BYTES_ALONE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _DIGITS = pre_tokenizers.Digits(individual_digits=False)
-_CUTS = {
+_CUTS: dict[str, list[Any]] = {
     "gpt-2": [_BYTES],
     "llama-bpe": [_split(_WORDS % "{1,3}"), _BYTES_ALONE],
     "qwen2": [_split(_WORDS % ""), _BYTES_ALONE],
@@ -99,8 +99,8 @@ def _read_pieces(metadata: Mapping[str, Any], words: list[str], types: list[int]
     unknown = next((word for word, kind in zip(words, types, strict=True) if kind == TokenType.UNKNOWN), None)
     pairs = [pair for *_, pair in sorted(merges)]
     tokenizer = Tokenizer(models.BPE(numbers, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    steps, back = [normalizers.Replace(" ", _BLANK)], [decoders.Replace(_BLANK, " "), decoders.ByteFallback()]
-    back.append(decoders.Fuse())
+    steps: list[Any] = [normalizers.Replace(" ", _BLANK)]
+    back: list[Any] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get(_KEYS.ADD_PREFIX, True):
         steps.insert(0, normalizers.Prepend(_BLANK))
         back.append(decoders.Strip(" ", 1, 0))
@@ -110,10 +110,6 @@ def _read_pieces(metadata: Mapping[str, Any], words: list[str], types: list[int]
 
 def write_tokenizer(writer: GGUFWriter, tokenizer: TextEncoder | None, n_rows: int) -> None:
     """Write a tokenizer for a model of `n_rows` tokens; those that it lacks become unused ones."""
-    if tokenizer is None:
-        writer.add_tokenizer_model("none")
-        writer.add_vocab_size(n_rows)
-        return
     content = json.loads(tokenizer.to_json()) if isinstance(tokenizer, BytePairEncoding) else {}
     if not isinstance(tokenizer, BytePairEncoding) or content["model"]["type"] != "BPE":
         raise ValueError(sentence("the tokenizer", kind_of(tokenizer), "byte pairs, which llama.cpp has, too"))

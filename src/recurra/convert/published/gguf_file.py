@@ -69,7 +69,7 @@ class _Reader(GGUFReader):
 def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
     """Make a language model of a GGUF file, as `from_huggingface`."""
     metadata, tensors = _read(path)
-    kind = metadata.get(Keys.General.ARCHITECTURE)
+    kind: Any = metadata.get(Keys.General.ARCHITECTURE)
     choose(f"{Keys.General.ARCHITECTURE} in {path}", _ENTRIES, kind)
     if "token_embd.weight" not in tensors:
         raise ValueError(sentence(str(path), "not one model's (missing: token_embd.weight)", _WHOLE))
@@ -173,7 +173,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
 
     Args:
         portable: a `LanguageModel` of the shape of a MambaForCausalLM, FalconMambaForCausalLM, Mamba2ForCausalLM or
-            JambaForCausalLM, and byte pairs or no tokenizer.
+            JambaForCausalLM, and byte pairs.
         path: the file to write.
         dtype: what matrices are stored in; all else is float32. In Q8_0, matrices whose rows are no multiple of 32
             are float16.
@@ -200,7 +200,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         writer.close()
 
 
-def _write_metadata(writer: GGUFWriter, kind: str, entries: Mapping[str, Any]) -> None:
+def _write_metadata(writer: GGUFWriter, kind: str, entries: dict[str, Any]) -> None:
     names = _ENTRIES[kind]
     expand, epsilon = entries[names[_INNER]], entries[names[_NORM]]
     require(expand == 2 or kind == "mamba2", "expand", expand, "2, all that llama.cpp reads")
