@@ -42,7 +42,7 @@ def read_tokenizer(metadata: Mapping[str, Any], path: str) -> BytePairEncoding |
     name = f"the tokenizer in {path}"
     if isinstance(whole := metadata.get(_KEYS.HF_JSON), str):
         return BytePairEncoding.from_json(whole, name)
-    kind = metadata.get(_KEYS.MODEL, "none")
+    kind = str(metadata.get(_KEYS.MODEL, "none"))
     if kind in ("none", "no_vocab"):
         return None
     read = choose(f"{_KEYS.MODEL} in {path}", {"gpt2": _read_bytes, "llama": _read_pieces}, kind)
@@ -79,7 +79,7 @@ def _list(metadata: Mapping[str, Any], key: str, kind: type, path: str) -> list[
 
 def _read_bytes(metadata: Mapping[str, Any], words: list[str], _: list[int], path: str) -> tuple[Tokenizer, bool]:
     """Byte pairs as of GPT-2, and whether a text has a first token."""
-    cuts = metadata.get(_KEYS.PRE, "gpt-2")  # older files do not say
+    cuts = str(metadata.get(_KEYS.PRE, "gpt-2"))  # older files do not say
     cuts = _ALIASES.get(cuts, cuts)
     parts = choose(f"{_KEYS.PRE} in {path}", _CUTS, cuts)
     merges = [pair.partition(" ")[::2] for pair in _list(metadata, _KEYS.MERGES, str, path)]

@@ -69,7 +69,7 @@ class _Reader(GGUFReader):
 def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
     """Make a language model of a GGUF file, as `from_huggingface`."""
     metadata, tensors = _read(path)
-    kind: Any = metadata.get(Keys.General.ARCHITECTURE)
+    kind = str(metadata.get(Keys.General.ARCHITECTURE))
     choose(f"{Keys.General.ARCHITECTURE} in {path}", _ENTRIES, kind)
     if "token_embd.weight" not in tensors:
         raise ValueError(sentence(str(path), "not one model's (missing: token_embd.weight)", _WHOLE))
