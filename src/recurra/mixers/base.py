@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -157,7 +157,8 @@ class Mixer(nn.Module, ABC):
 
     def _mix(self, x: Tensor, state: Any, mask: Tensor | None, shared: dict[str, Any]) -> tuple[Tensor, Any]:
         if not x.shape[1]:
-            return x[..., :1].expand(*x.shape[:2], self.d_output), state  # no step, but still a node of the graph
+            y = x[..., :1].expand(*x.shape[:2], self.d_output)  # no step, but still a node of the graph
+            return with_zero_gradients(y, self.parameters()), state
         y, state = self.mix(mask_fill(x, mask, 0), state, mask, **shared)
         return mask_fill(y, mask, 0), state
 
@@ -201,6 +202,14 @@ class Mixer(nn.Module, ABC):
                 for spec in self.state_layout
             )
         )
+
+
+def with_zero_gradients(y: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """Return y, which may not depend on these parameters; their gradients are then zeros, and not None.
+
+    DDP waits for a gradient of every parameter, and y is what most losses depend on: a state may be used or not.
+    """
+    return y + sum(p.flatten()[:0].sum() for p in parameters) if torch.is_grad_enabled() else y
 
 
 def _check_input(x: Tensor, d_model: int) -> None:

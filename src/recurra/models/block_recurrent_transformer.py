@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recurra.checks import choose, require, require_at_least
 from recurra.layers.attention import dot_product_attention
 from recurra.layers.norms import at_least_float32
-from recurra.mixers.base import StateSpec
+from recurra.mixers.base import StateSpec, with_zero_gradients
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.models._adaptive_shell import EncodedShell, TransformerConfig, initialise, make_block, make_dropout
 from recurra.models.registry import register_model
@@ -108,7 +108,9 @@ class _BlockRecurrentAttention(RelativeAttention):
                 block = map(self._heads, torch.cat([of_block.to(new.dtype), new], 1).chunk(2, -1))
                 h = torch.cat([self._read(to_vectors, keys, values), self._read(to_tokens, *block)], -1)
                 vectors = self.gate(at_least_float32(vectors), h)
-        return torch.cat(outputs, 1), _BlockRecurrentAttentionState(*tokens, vectors)
+        # The vectors after the last block are of the state alone.
+        y = with_zero_gradients(torch.cat(outputs, 1), self.gate.parameters() if len(outputs) == 1 else ())
+        return y, _BlockRecurrentAttentionState(*tokens, vectors)
 
     def _read(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         dropout = self.dropout if self.training else 0.0

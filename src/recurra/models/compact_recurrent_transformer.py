@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require, require_layout, require_literal
 from recurra.layers.attention import AttentionWindow
-from recurra.mixers.base import Mixer
+from recurra.mixers.base import Mixer, with_zero_gradients
 from recurra.mixers.relative_attention import RelativeAttention
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.segment_attention import SegmentAttention
@@ -234,7 +234,9 @@ class CompactRecurrentTransformer(AdaptiveShell):
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
             y, state = self._within_segment(piece, state, *weights, **options)
             outputs.append(y)
-        return self.output_dropout(torch.cat(outputs, 1)), state
+        # The memory after the last segment is of the state alone.
+        y = with_zero_gradients(torch.cat(outputs, 1), self.memory.parameters() if len(outputs) == 1 else ())
+        return self.output_dropout(y), state
 
     def _start(self, x: Tensor) -> CompactRecurrentTransformerState:
         memory = self.memory.start(x)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require_at_least, require_layout
 from recurra.layers.attention import AttentionWindow
+from recurra.mixers.base import with_zero_gradients
 from recurra.mixers.relative_attention import RelativeAttention
 from recurra.models._adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, require_position
 from recurra.models.registry import register_model
@@ -78,7 +79,10 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         self, x: Float[Tensor, "B L d_model"], state: RecurrentMemoryTransformerState | None, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], RecurrentMemoryTransformerState]:
         """Run segment by segment."""
-        state = self._start(x) if state is None else self._entering(state, x)
+        if state is None:
+            state = self._start(x)
+        else:
+            state, x = self._entering(state, x), with_zero_gradients(x, [self.first_memory])
         outputs = []
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
             y, state = self._within_segment(piece, state, **options)

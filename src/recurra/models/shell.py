@@ -15,6 +15,7 @@ from recurra.checks import kind_of, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
 from recurra.lengths import check_lengths, mask_fill, on_host, run_lengths, run_resets
+from recurra.mixers.base import with_zero_gradients
 from recurra.state import Ragged
 
 
@@ -191,6 +192,7 @@ class LanguageModelShell(nn.Module, ABC):
         x = self.embed(tokens) if tokens.dim() == 2 else self.enter(tokens)
         if tokens.shape[1] or "mask" in options:
             return self.body(x, state, **options)
+        x = with_zero_gradients(x, self.parameters())
         if state is None:
             return x, self.initial_state(len(tokens))
         self.require_state(state, len(tokens))

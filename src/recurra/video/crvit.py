@@ -13,6 +13,7 @@ from recurra._files.weights import shape_difference
 from recurra.checks import choose, sentence
 from recurra.layers.attention import SelfAttention
 from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import with_zero_gradients
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.models.compact_recurrent_transformer import CELLS
 from recurra.models.registry import VideoSizes, register_model
@@ -159,7 +160,9 @@ class CompactRecurrentViT(VideoModel):
         for segment in segments.unbind(1):
             logits, state = self._segment(segment, state)
             outputs.append(logits)
-        return torch.stack(outputs, 1), state
+        # The memory after the last segment is of the state alone.
+        y = with_zero_gradients(torch.stack(outputs, 1), self.memory.parameters() if len(outputs) == 1 else ())
+        return y, state
 
     def _segment(self, segment: Tensor, state: CompactRecurrentViTState) -> tuple[Tensor, CompactRecurrentViTState]:
         """Return the logits (B, n_classes) of one segment."""

@@ -339,7 +339,7 @@ def _scores(
     own, up_to, _ = (_scalar_scores if own_a.shape[-1] == 1 else _vector_scores)(padded_q, padded_k, padded_a)
     own = own[..., :n_own, :n_own].real
     if not older_k.shape[2]:
-        return own
+        return own + own_a[..., :0].sum().real  # a zero: with one step, no score depends on a, whose gradient is 0
     after = torch.cat([older_a[:, :, 1:], torch.ones_like(older_a[:, :, :1])], 2).flip(2).cumprod(2).flip(2)
     older = _real_product(q * up_to[..., :n_own, :], older_k * after)
     return torch.cat([older, own], -1)
