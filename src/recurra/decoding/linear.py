@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
+from recurra.layers.feed_forward import TiedLinear
 from recurra.ops._operator import Operator, usable_threads
 
 # --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---
@@ -178,7 +179,7 @@ class DecodingLinear(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, linear: nn.Linear, dtype: str = "float32") -> None:
+    def __init__(self, linear: nn.Linear | TiedLinear, dtype: str = "float32") -> None:
         super().__init__()
         require_literal(Numbers, dtype=dtype)
         weight = linear.weight.detach()
@@ -244,21 +245,27 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
     The copy takes the same arguments and has the same states. Everything that is not an `nn.Linear` (embeddings, norms,
-    recurrent cells, the clusters of an adaptive softmax) stays float32 and shares its memory with the model. So does
-    what is in a module with `needs_exact_weights`.
+    recurrent cells, implicit filters, the clusters of an adaptive softmax) stays float32 and shares its memory with the
+    model. A head that is the embedding is packed too.
 
     Args:
         model: a float32 model on the CPU.
         dtype: how to keep weights: "float32", "bfloat16", "int8" or "int4".
+
+    Raises:
+        ValueError: there is no such dtype, or a layer has an adapter, which would be left out or kept for good.
     """
     require_literal(Numbers, dtype=dtype)
+    for name, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] == "peft":
+            got = f"one with an adapter, the {type(module).__name__} {name}"
+            raise ValueError(sentence("model", got, "one without", "call merge_and_unload first"))
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=shared)
-    exact = exact_modules(twin)
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and child not in exact:
+            if type(child) is nn.Linear or type(child) is TiedLinear:
                 setattr(parent, name, DecodingLinear(child, dtype))
     return twin.eval()
 

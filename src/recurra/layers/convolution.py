@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_at_least, require_layout, sentence
+from recurra.layers.feed_forward import LinearWeights
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.ops._operator import (
@@ -53,9 +54,9 @@ class ImplicitFilters(nn.Module):
         require_at_least(1, n_filters=n_filters, length=length)
         self.n_filters, self.length = n_filters, length
         sizes = [2 * _BANDS + 1, *[_WIDTH] * _DEPTH]
-        self.hidden = nn.ModuleList(nn.Linear(size, following) for size, following in itertools.pairwise(sizes))
+        self.hidden = nn.ModuleList(LinearWeights(size, following) for size, following in itertools.pairwise(sizes))
         self.frequency = nn.Parameter(torch.full((_WIDTH,), _FREQUENCY))
-        self.output = nn.Linear(_WIDTH, n_filters, bias=False)
+        self.output = LinearWeights(_WIDTH, n_filters, bias=False)
 
     def forward(self) -> Float[Tensor, "length n_filters"]:
         """Compute the filters, in float32 or better.
@@ -74,13 +75,13 @@ class ImplicitFilters(nn.Module):
             phases = torch.tensor([math.pi / 2] * _BANDS + [0.0] * _BANDS, **like)  # it has no cosine in float64 either
             z = torch.cat([share, torch.sin(step * signed + phases)], 1)
             for layer in self.hidden:
-                z = torch.sin(self.frequency.double() * _linear(z, cast(nn.Linear, layer)))
+                z = torch.sin(self.frequency.double() * _linear(z, cast(LinearWeights, layer)))
             rates = torch.linspace(_SLOWEST, _FASTEST, self.n_filters, **like)
             filters = _linear(z, self.output) * (torch.exp(-rates * share) + _SHIFT)
             return filters.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def _linear(x: Tensor, layer: LinearWeights) -> Tensor:
     return functional.linear(x, layer.weight.double(), None if layer.bias is None else layer.bias.double())
 
 

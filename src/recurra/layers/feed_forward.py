@@ -81,6 +81,28 @@ class BlockDiagonalLinear(nn.Module):
         return torch.einsum("blhi,hij->blhj", heads, self.weight).flatten(-2) + self.bias
 
 
+class LinearWeights(nn.Module):
+    """The weights of a linear layer, which their owner reads: calling `nn.Linear` would cost it more, or be wrong.
+
+    What wraps or replaces each `nn.Linear` of a model (peft's adapters, packed weights) leaves these alone. An adapter
+    would never be heard.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        linear = nn.Linear(in_features, out_features, bias)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+
+class TiedLinear(LinearWeights):
+    """y = W x where W is the embedding too. An adapter on it would change the embedding when it is merged."""
+
+    def forward(self, x: Float[Tensor, "*shape n_in"]) -> Float[Tensor, "*shape n_out"]:
+        """Multiply with the weights."""
+        return functional.linear(x, self.weight, self.bias)
+
+
 class SiLUOutputGate(nn.Module):
     """y * SiLU(W_g x): the input decides what leaves a recurrence for its output projection."""
 

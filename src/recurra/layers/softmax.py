@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, AdaptiveEmbedding, Clusters, require_tokens
+from recurra.layers.feed_forward import TiedLinear
 from recurra.layers.norms import at_least_float32
 
 
@@ -144,17 +145,17 @@ class ScaledEmbedding(nn.Embedding):
 
     def __init__(self, n_tokens: int, d_model: int, scale: float) -> None:
         super().__init__(n_tokens, d_model)
-        self.scale = scale
+        self.embed_scale = scale  # by this name peft finds it
 
     def forward(self, tokens: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
         """Look tokens up and scale what is found."""
-        return super().forward(tokens) * self.scale
+        return super().forward(tokens) * self.embed_scale
 
 
 class CappedHead(nn.Module):
     """cap * tanh(W x / cap): logits that stay between -cap and cap, above 0 (Griffin, arXiv 2402.19427)."""
 
-    def __init__(self, linear: nn.Linear, cap: float) -> None:
+    def __init__(self, linear: nn.Linear | TiedLinear, cap: float) -> None:
         super().__init__()
         self.linear, self.cap = linear, cap
 

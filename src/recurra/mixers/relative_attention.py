@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require, require_probability
 from recurra.layers.attention import AttentionWindow, dot_product_attention, head_size
+from recurra.layers.feed_forward import LinearWeights
 from recurra.layers.positions import sinusoids
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 from recurra.ops._operator import OneNode, is_any_length
@@ -74,7 +75,7 @@ class RelativeAttention(Mixer):
         self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
-        self.position_keys = nn.Linear(d_model, channels, bias=False)
+        self.position_keys = LinearWeights(d_model, channels, bias=False)
         self.content_bias = nn.Parameter(torch.randn(n_heads, self.d_head) * 0.02)
         self.position_bias = nn.Parameter(torch.randn(n_heads, self.d_head) * 0.02)
         self.output_projection = nn.Linear(channels, d_model, bias=False)

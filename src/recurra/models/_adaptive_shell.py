@@ -16,6 +16,7 @@ from recurra.checks import choose, kind_of, require_at_least, require_probabilit
 from recurra.layers.attention import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.layers.embeddings import AdaptiveEmbedding, Clusters
+from recurra.layers.feed_forward import LinearWeights
 from recurra.layers.softmax import AdaptiveSoftmax
 from recurra.mixers.base import Mixer
 from recurra.mixers.relative_attention import RelativeAttention
@@ -272,7 +273,7 @@ def make_block(config: TransformerConfig, attention: Mixer) -> nn.Module:
 
 def initialise(module: nn.Module) -> None:
     """Draw as Transformer-XL's published code does; embedding, softmax and attention biases are drawn when made."""
-    if isinstance(module, nn.Linear):
+    if isinstance(module, (nn.Linear, LinearWeights)):
         nn.init.normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

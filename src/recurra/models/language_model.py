@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import choose, require, require_at_least, require_positive, require_probability, sentence
-from recurra.layers.feed_forward import FEED_FORWARDS
+from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, TiedLinear
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
 from recurra.lengths import mask_fill
@@ -169,8 +169,8 @@ class LanguageModel(LanguageModelShell):
             _block(create_mixer(name, config.d_model, **options), config) for name, options in config.mixers
         )
         self.norm = _norm(config)
-        bias = config.biases and not config.tie_embeddings
-        linear = nn.Linear(config.d_model, config.output_size or config.vocab_size, bias=bias)
+        kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
+        linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
         self.head: nn.Module = linear if config.logit_cap is None else CappedHead(linear, config.logit_cap)
         self.apply(_initialise)
         if config.tie_embeddings:
@@ -240,7 +240,7 @@ def _block(mixer: nn.Module, config: LanguageModelConfig) -> MixerBlock:
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
+    if isinstance(module, (nn.Linear, LinearWeights)):
         nn.init.normal_(module.weight, std=module.in_features**-0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from recurra.layers.feed_forward import LinearWeights
 from recurra.ops.cells.gru import GRUCell
 
 
@@ -120,6 +121,7 @@ def matrix_ids(model: nn.Module) -> set[int]:
     """
     outer = (getattr(model, name, None) for name in ("embedding", "head"))
     ends = {id(parameter) for module in outer if isinstance(module, nn.Module) for parameter in module.parameters()}
-    hidden = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.RNNCellBase, GRUCell)))
+    kinds = nn.Linear, LinearWeights, nn.RNNCellBase, GRUCell
+    hidden = (module for module in model.modules() if isinstance(module, kinds))
     own = (parameter for module in hidden for parameter in module.parameters(recurse=False) if parameter.ndim == 2)
     return {id(parameter) for parameter in own} - ends

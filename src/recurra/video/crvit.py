@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurra._files.weights import shape_difference
 from recurra.checks import choose, sentence
@@ -35,12 +34,10 @@ class _MemoryAttention(SelfAttention):
         self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N L d_model"]:
         """Mix the steps of each sequence, with its memory if it is visible."""
-        queries, keys, values = self._heads(self.queries_keys_values(x), 3)
-        n_queries = queries.shape[1] * queries.shape[3]
-        weight, bias = (part[n_queries:] for part in (self.queries_keys_values.weight, self.queries_keys_values.bias))
-        key, value = self._heads(functional.linear(memory[:, None], weight, bias), 2)
+        known = torch.cat([memory[:, None], x], 1)
+        queries, keys, values = self._heads(self.queries_keys_values(known), 3)
         seen = torch.cat([visible[:, None], visible.new_ones(1, 1).expand(len(visible), x.shape[1])], 1)
-        return self._mix(queries, torch.cat([key, keys], 2), torch.cat([value, values], 2), seen[:, None, None])
+        return self._mix(queries[:, :, 1:], keys, values, seen[:, None, None])
 
 
 class _PatchMemory(nn.Module):

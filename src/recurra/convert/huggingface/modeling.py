@@ -128,8 +128,6 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
             dtype: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
                 "bfloat16", "int8" or "int4"; None drops the copy.
         """
-        if dtype is not None:
-            _refuse_adapters(self.model)
         prepared = None if dtype is None else prepare(self.model, dtype)
         self.backbone.keep_prepared(prepared)
 
@@ -197,14 +195,6 @@ def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
     config = config_for(model.config, **others)
     kind = next(kind for kind in MODELS if kind.config_class is type(config))
     return kind(config, model).train(model.training)
-
-
-def _refuse_adapters(model: nn.Module) -> None:
-    """Refuse layers with adapters, which the copy for decoding would leave out or keep for good."""
-    for name, module in model.named_modules():
-        if type(module).__module__.partition(".")[0] == "peft" or hasattr(module, "active_adapters"):
-            got = f"one with an adapter, the {type(module).__name__} {name}"
-            raise ValueError(sentence("model", got, "one without", "call merge_and_unload first"))
 
 
 def _loss(
