@@ -43,7 +43,7 @@ RECIPES = [
     *(str(path) for path in FILES if path not in FAMILIES),
     *(f"{path}#{name}" for path in FAMILIES for name in variants(path)),
 ]
-VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000}
+VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000, "my-text": 50_277}
 
 
 class Sizes:

@@ -94,7 +94,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
     [
         ("training: {epoch: 3}", "training.epoch", "training.epochs"),
         ("optimiser: {learning_rate: 3}", "optimiser.learning_rate", "optimizer.learning_rate"),
-        ("nonsense: 3", "nonsense", "data, experiment, init_from, model"),
+        ("nonsense: 3", "nonsense", "data, experiment, init_from, lora, model"),
         ("training: {epochs: 0}", "training.epochs", "expected at least 1"),
         ("training: {precision: half}", "training.precision", "32-true"),
         ("data: {n_samples: -1}", "n_samples", "at least 10"),

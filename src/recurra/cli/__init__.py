@@ -38,7 +38,7 @@ _CLOSED_PIPE = 141  # what shells report for a program that wrote into a closed 
 _EXTRAS = {
     "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "platformdirs"),
     "video": ("av",),
-    "hf": ("transformers", "gguf"),
+    "hf": ("transformers", "peft", "gguf"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "plot": ("matplotlib", "cycler"),
     "serve": ("fastapi", "uvicorn", "pydantic", "starlette", "sse_starlette", "prometheus_client", "jinja2"),

@@ -1,3 +1,4 @@
+from recurra.train.adapters import LoraConfig
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights, scored_weights
 from recurra.train.config import (
     AveragingConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointFolder",
     "Experiment",
+    "LoraConfig",
     "OptimizerConfig",
     "RecipeError",
     "RecipeFamily",

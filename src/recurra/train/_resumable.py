@@ -74,6 +74,10 @@ class ResumableRun:
             self.data = data = open_data(experiment, self.ranks)
         self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
         self.model = experiment.build_model(data)
+        self._begun: str | None = None
+        if experiment.lora.rank is not None:  # also to resume: the checkpoints have the adapters alone
+            self._begun = experiment.load_initial_weights(self.model, data)
+        self.adapters = experiment.add_adapters(self.model)
         if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
             got = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
             raise ValueError(sentence("training.monitor", got, "loss for this model"))
@@ -96,7 +100,6 @@ class ResumableRun:
         self.state: Any = None
         self.scores: dict[str, dict[str, int | float]] = {}
         self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
-        self._begun: str | None = None
         self._resumed_notes: list[str] = []
 
     @property
@@ -131,7 +134,7 @@ class ResumableRun:
             self._begun = self.experiment.load_initial_weights(whole, self.data)
             if self._begun and whole is not self.model:
                 self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
-        return self._begun or ""
+        return self._begun or "" if self.adapters is None else f"{self._begun}; {self.adapters}"
 
     def snapshot(self) -> Payload:
         """Return all that the next update and record depend on, as plain data; ranks call this together."""
@@ -140,6 +143,7 @@ class ResumableRun:
             "config": to_plain(self.experiment),
             "position": asdict(self.position),
             "model": self.model.state_dict(),
+            "base": self.adapters and self.adapters.base,
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "state": state_to_plain(self._layout.whole_state(self.state) if several else self.state),
@@ -174,6 +178,8 @@ class ResumableRun:
         if saved["optimizer"] is None:
             got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
             raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
+        if self.adapters is not None:
+            self.adapters.require_base(saved["base"], path)
         # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
         if difference := shape_difference(self.model, saved["model"]):
             got = f"a checkpoint of another model (it has {difference})"

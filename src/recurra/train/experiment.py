@@ -10,13 +10,15 @@ from typing import Any
 
 from torch import nn
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import kind_of, require, sentence
 from recurra.data.batches import DataSet
 from recurra.models.registry import DataSizes, VideoSizes
+from recurra.train.adapters import Adapters, LoraConfig
 from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.train.task import Task, find_experiment
 
 _SECTIONS: dict[str, type] = {
+    "lora": LoraConfig,
     "optimizer": OptimizerConfig,
     "schedule": ScheduleConfig,
     "averaging": AveragingConfig,
@@ -42,6 +44,8 @@ class Experiment:
     """The configuration of the model, without the sizes that the data fill in; None for its defaults."""
     init_from: str | None = None
     """Start from these weights instead of fresh ones."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters that are trained in place of these weights."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -58,6 +62,12 @@ class Experiment:
             if not isinstance(getattr(self, section), kind):
                 expected = f"a {kind.__name__}, for the experiment {self.experiment}"
                 raise TypeError(sentence(section, kind_of(getattr(self, section)), expected))
+        if (rank := self.lora.rank) is not None:
+            hint = "adapters alone would not train a fresh classifier"
+            require(self.task.reads is DataSizes, "lora.rank", rank, "null for a task over videos", hint)
+            require(self.init_from is not None, "init_from", None, "the weights that the adapters of lora.rank adapt")
+            sharded = self.training.strategy == "fsdp"
+            require(not sharded, "training.strategy", "fsdp", "ddp with lora.rank", "frozen weights are not sharded")
         self.task.check(self)
 
     @property
@@ -85,6 +95,10 @@ class Experiment:
         """
         return self.task.load_initial_weights(model, self.init_from, data) if self.init_from else ""
 
+    def add_adapters(self, model: nn.Module) -> Adapters | None:
+        """Put the adapters of `lora` on a model whose weights are loaded; None if it has none."""
+        return None if self.lora.rank is None else Adapters(model, self.lora)
+
 
 def sections_of(experiment: str) -> dict[str, type]:
     """Return the sections of an experiment by its name, with their configurations, in a recipe's order."""
@@ -96,9 +110,8 @@ _RUN_ONLY = (
     "epochs max_steps accelerator threads strategy sequence_parallel checkpoint_blocks asynchronous_saving log_every "
     "eval_every save_every keep_checkpoints tensorboard patience stop_at compile"
 )
-RESUMABLE = frozenset(
-    ["data.path", "data.poses", "data.cache", "averaging.start_step", *(f"training.{n}" for n in _RUN_ONLY.split())]
-)
+_PLACES = "init_from data.path data.poses data.cache averaging.start_step"
+RESUMABLE = frozenset([*_PLACES.split(), *(f"training.{name}" for name in _RUN_ONLY.split())])
 """The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any
 other setting would either have no effect (a seed) or make the rest of the run another experiment."""
 
@@ -115,9 +128,12 @@ def _with_lists(value: Any) -> Any:
     return [_with_lists(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
+_OF_MODEL = ("experiment", "lora.rank", "lora.alpha")
+
+
 def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config: str, checkpoint: str) -> None:
     """Refuse a configuration that describes another model than a checkpoint was made with."""
-    changed = _changes(saved, experiment, lambda key: key == "experiment" or key.startswith("model."))
+    changed = _changes(saved, experiment, lambda key: key in _OF_MODEL or key.startswith("model."))
     if changed:
         got = f"not the configuration of {checkpoint} in {', '.join(changed)}"
         hint = "put the values back, or choose a checkpoint of this run"

@@ -12,7 +12,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -38,6 +38,7 @@ from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import entry_of
 from recurra.streams.continuation import start_of
 from recurra.train._resumable import Position
+from recurra.train.adapters import LoraConfig
 from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.experiment import to_plain
 from recurra.train.recipe import load_recipe, to_yaml
@@ -89,7 +90,7 @@ def convert_model(
     Returns:
         the largest difference between the logits.
     """
-    if to == _format_of(source):
+    if to == _format_of(source) and not (to == "run" and _has_adapters(source)):
         raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
     if target.resolve() == source.resolve():
         raise ValueError(sentence("target", f"{target}, which is the source", "another name"))
@@ -136,7 +137,14 @@ def _read_model(
         return without_unused_tokens(from_huggingface(path))
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
     tokenizer = run.tokenizer  # first: only text runs have one
-    return PortableModel(run.model, tokenizer, to_plain(run.experiment), run.step)
+    experiment = run.experiment
+    if experiment.lora.rank is not None:  # they are merged
+        experiment = replace(experiment, init_from=None, lora=LoraConfig())
+    return PortableModel(run.model, tokenizer, to_plain(experiment), run.step)
+
+
+def _has_adapters(run: Path) -> bool:
+    return load_recipe(RunFolder(run).config).lora.rank is not None
 
 
 def _require_same(

@@ -85,7 +85,8 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model with the checkpoint's weights (averaged ones if it has them), on the CPU, in evaluation mode."""
+        """The model with the checkpoint's weights (averaged ones if it has them; adapters are merged), on the CPU, in
+        evaluation mode."""
         return self._loaded[0]
 
     @property
@@ -97,9 +98,15 @@ class Run:
     def _loaded(self) -> tuple[nn.Module, int]:
         file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
         model = self.experiment.model.build(self.sizes())
+        if self.experiment.lora.rank is not None:
+            self.experiment.load_initial_weights(model)
+        adapters = self.experiment.add_adapters(model)
         load_weights(model, scored_weights(saved), file)
         # weights that fit are not enough: an activation has none
         require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
+        if adapters is not None:
+            adapters.require_base(saved["base"], file)
+            adapters.merge()
         return model.eval(), int(saved["position"]["step"])
 
     @property

@@ -121,5 +121,10 @@ def is_checkpoint(place: Path) -> bool:
 def load_best_checkpoint(place: Path) -> tuple[Path, Payload]:
     """Read the best checkpoint of a run's folder, or the checkpoint that `place` is; return its file and contents."""
     if RunFolder(place).checkpoints.is_dir():
-        return CheckpointFolder(RunFolder(place).checkpoints).load("best")
-    return place, load_checkpoint(place)
+        file, saved = CheckpointFolder(RunFolder(place).checkpoints).load("best")
+    else:
+        file, saved = place, load_checkpoint(place)
+    if saved["config"].get("lora", {}).get("rank"):
+        hint = f"merge them: recurra convert {place} FOLDER --to run"
+        raise ValueError(sentence(str(file), "a checkpoint of adapters alone", "one of whole weights", hint))
+    return file, saved

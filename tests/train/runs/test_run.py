@@ -97,7 +97,7 @@ def edited(run: Path, before: str, after: str) -> Path:
 
 def test_a_config_of_another_model_than_the_checkpoint_is_refused(there, tmp_path):
     """Its weights would fit: only the sizes are in them."""
-    copy = edited(copy_of("text", tmp_path), "dropout: 0.0", "dropout: 0.5")
+    copy = edited(copy_of("text", tmp_path), "dropout: 0.0\ninit_from", "dropout: 0.5\ninit_from")
     with pytest.raises(
         ValueError, match=r"config.yaml is not .*best.safetensors in model.dropout \(was 0.0, now 0.5\); expected"
     ):
