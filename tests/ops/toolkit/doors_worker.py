@@ -111,7 +111,7 @@ def of_heads(name, *options):
     operator, back = getattr(ops, name), getattr(ops, f"{name}_backward")
     given = {"dy": ones(2, 5, 3, 6), "dlast": x["state"]} | x
     if name == "gate_loop_heads":
-        given = {n: t for n, t in given.items() if n != "state"} | {"kept": ones(2, 3, 1, 4, 6)}
+        given = {n: t for n, t in given.items() if n != "state"} | {"kept": ones(2, 12, 6)}
     of_state = ("a",) if name == "gate_loop_chunk" else ()  # with gates of another type it is the state that is wrong
     cases = each_wrong(in_order(operator, *options), x, ("k", "v", "a", "state"), promoted=of_state)
     backward = each_wrong(in_order(back), given, [n for n in given if n != "q"], promoted=of_state)
@@ -175,7 +175,7 @@ def of_other_operators():
     delta |= {"a": ones(4, 6, 3, 1), "b": ones(4, 6, 3, 1), "state": ones(4, 3, 5, 7)}
     selective = {"x": ones(2, 20, 24), "step": ones(2, 20, 24), "a": ones(24, 3), "b": ones(2, 20, 3)}
     selective |= {"c": ones(2, 20, 3), "h0": ones(2, 3, 24)}
-    kept = {"dy": ones(2, 20, 24), "dlast": ones(2, 3, 24)} | selective | {"kept": ones(2, 2, 3, 24)}
+    kept = {"dy": ones(2, 20, 24), "dlast": ones(2, 3, 24)} | selective | {"kept": ones(2, 6, 24)}
     features = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
     turning = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
     shifted = {"x": ones(4, 6, 5), "state": ones(4, 3, 5), "weight": ones(4, 5), "bias": ones(5)}

@@ -47,7 +47,7 @@ def of_heads(keep=True):
 
 def of_heads_backward(with_gates=True):
     q, k, v, a, *_ = of_heads()
-    return [draw(2, 35, 2, 6), None, q, k, v, a, draw(2, 2, 2, 5, 6), with_gates]
+    return [draw(2, 35, 2, 6), None, q, k, v, a, draw(2, 20, 6), with_gates]
 
 
 def of_selective():
@@ -77,7 +77,7 @@ CASES = {
     "gate_loop_heads_backward, without gates": (lambda: of_heads_backward(False), 14 * 140 * 30),
     "selective_scan": (lambda: [*of_selective(), True], 4 * 960 * 3),
     "selective_scan_backward": (
-        lambda: [draw(2, 20, 24), draw(2, 3, 24), *of_selective(), draw(2, 2, 3, 24)], 14 * 960 * 3
+        lambda: [draw(2, 20, 24), draw(2, 3, 24), *of_selective(), draw(2, 6, 24)], 14 * 960 * 3
     ),
     "delta_rule_fused": (of_delta_rule, 6 * 60 * 7),
     "delta_rule": (of_delta_rule, 0),  # of traces, where nobody counts

@@ -38,9 +38,12 @@ def _every(q: Tensor, v: Tensor) -> int:
 
 
 def _kept_shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The states that enter the first and every `_every`th step after it: (B, H, chunks, d_qk, d_v)."""
+    """The states that enter the first and every `_every`th step after it: (B, H, chunks, d_qk, d_v) in memory.
+
+    One dimension has heads, chunks and d_qk: a trace for any length would ask whether there is one chunk.
+    """
     batch, heads, d_qk, d_v = _state_shape(q, v)
-    return batch, heads, (q.shape[1] + _every(q, v) - 1) // _every(q, v), d_qk, d_v
+    return batch, heads * ((q.shape[1] + _every(q, v) - 1) // _every(q, v)) * d_qk, d_v
 
 
 def _floats(x: Tensor) -> int:

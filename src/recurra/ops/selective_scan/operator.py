@@ -34,7 +34,8 @@ def _check(x, step, a, b, c, h0, keep=False):  # type: ignore[no-untyped-def]
 def _kept_shape(x, n_modes, keep):  # type: ignore[no-untyped-def]
     from recurra.ops.selective_scan._cpu import STEPS
 
-    return (x.shape[0], -(-x.shape[1] // STEPS), n_modes, x.shape[2]) if keep else (0,)
+    # chunks and modes in one: a trace for any length would ask whether there is one chunk
+    return (x.shape[0], (x.shape[1] + STEPS - 1) // STEPS * n_modes, x.shape[2]) if keep else (0,)
 
 
 def _work(x: Tensor, n_modes: int) -> tuple[tuple[int, ...], Tensor, dict[str, int]]:
