@@ -124,7 +124,7 @@ def test_prompt_tuning(tmp_path):
         assert torch.equal(found[:, 3:], expected)
 
 
-@pytest.mark.parametrize(("adapter", "options"), [(None, {"padding_free": True}), (lora, {})], ids=str)
+@pytest.mark.parametrize(("adapter", "options"), [(None, {"padding_free": True}), (lora, {})], ids=["full", "lora"])
 def test_dpo(tmp_path, adapter, options):
     build().save_pretrained(tmp_path / "model")  # from where the trainer loads the reference
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -142,7 +142,7 @@ def test_dpo(tmp_path, adapter, options):
     assert all("lora_" in name for name in moved) == (adapter is not None)
 
 
-@pytest.mark.parametrize("adapter", [None, lora])
+@pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
 def test_grpo(tmp_path, adapter):
     lm = build()
     trainer = trl.GRPOTrainer(
