@@ -209,7 +209,8 @@ def test_prompts_for_which_there_is_no_place_end_the_others(serving):
     client = running.client()
     long = {"model": "letters", "prompt": "a", "max_tokens": 60_000, "stream": True}
     with client.stream("POST", "/v1/completions", json=long) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         refused = client.post("/v1/completions", json={"model": "letters", "prompt": ["a", "b"], "max_tokens": 60_000})
         assert refused.json()["error"]["code"] == "queue_full"
         for _ in range(1000):  # the engine drops the first prompt in its next round
