@@ -55,6 +55,14 @@ def test_more_vectors_than_one_pass_takes(numbers):
         assert all(torch.equal(layer(x[at]), y[at]) for at in [(0, 0), (0, 511), (0, 512), (1, 7), (1, 520)])
 
 
+def test_float32_in_a_long_sequence_is_torch_s_product_however_long():
+    layer, x = DecodingLinear(nn.Linear(257, 129)), torch.randn(2, 40, 257)
+    for length in (16, 40):
+        part = x[:, :length].contiguous()
+        assert torch.equal(layer(part), functional.linear(part, layer.weight, layer.bias))
+    assert torch.equal(layer(x[:, :15])[1, 3], layer(x[1, 3]))  # a short one: our kernel, as for a single step
+
+
 @pytest.fixture(params=[1, 3])
 def threads(request):
     before = torch.get_num_threads()

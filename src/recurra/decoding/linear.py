@@ -102,6 +102,9 @@ DTYPES: tuple[Numbers, ...] = get_args(Numbers)
 """How weights can be kept."""
 MOST_VECTORS = 64
 """Most vectors that are multiplied by float32 weights here; above it torch's product is as fast."""
+_LONG = 16
+"""Steps of a sequence from which torch's product is at least as fast for one sequence, too. A long sequence's results
+then do not depend on the pieces in which it is read, each of at least this length."""
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
 _FORMS = {"float32": (), "bfloat16": (PANEL,), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
 """What follows the first two dimensions of packed weights."""
@@ -168,7 +171,8 @@ class DecodingLinear(nn.Module):
     float32 scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every 32 inputs
     of an output a float16 scale and minimum: 5 bits a weight. With both, every 128 inputs of a vector are rounded
     to whole numbers from -127 to 127 times a scale (`rounded`), and products are exact. The result for a vector does
-    not depend on the others, except for more than 64 with "float32", which torch multiplies.
+    not depend on the others, except with "float32" for more than 64 or for sequences of 16 steps or more, which torch
+    multiplies.
 
     Args:
         linear: the layer whose weights to use, float32 on the CPU.
@@ -205,7 +209,8 @@ class DecodingLinear(nn.Module):
         if x.dtype != torch.float32 or x.shape[-1] != self.in_features:
             raise ValueError(sentence("x", kind_of(x), f"float32 (..., {self.in_features})"))
         vectors = x.numel() // self.in_features
-        if not vectors or (vectors > MOST_VECTORS and self.dtype == "float32"):
+        is_long = vectors > MOST_VECTORS or (x.dim() == 3 and x.shape[1] >= _LONG)
+        if not vectors or (is_long and self.dtype == "float32"):
             return functional.linear(x, self.weight, self.bias)
         return _decoding_linear(x, self.stored, self.scale, self.bias)
 
