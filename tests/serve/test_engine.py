@@ -283,14 +283,30 @@ def test_prompts_are_read_in_turns():
 
 def test_short_prompts_are_read_side_by_side_and_models_apart():
     scheduler = Scheduler(8, 8)
-    same, longer, foreign, shorter = asked(5), asked(9), asked(5, OTHER), asked(4)
+    same, longer, foreign, shorter = asked(20), asked(40), asked(20, OTHER), asked(17)
     for one in (same, longer, foreign, shorter):
         scheduler.add(one)
     list(scheduler.admit())
     piece = scheduler.next_chunk(False)
-    assert (piece.requests, piece.length) == ([same, longer], 5)
+    assert (piece.requests, piece.length) == ([same, longer], 20)
     assert scheduler.complete(piece) == [same]
-    assert longer.n_left == 4
+    assert longer.n_left == 20
+
+
+def test_only_whole_prompts_are_read_in_pieces_that_are_too_short():
+    scheduler = Scheduler(64, 8)
+    short, longer, twin = asked(5), asked(9), asked(5)
+    for one in (short, longer, twin, *(rest := [asked(n) for n in range(17, 50)])):
+        scheduler.add(one)
+    list(scheduler.admit())
+    piece = scheduler.next_chunk(False)
+    assert (piece.requests, piece.length) == ([short, twin], 5)
+    while piece is not None:
+        assert piece.length >= SHORTEST_CHUNK or all(one.n_left == piece.length for one in piece.requests)
+        assert piece.length < 2 * SHORTEST_CHUNK or piece.n_tokens <= LONGEST_CHUNK
+        scheduler.complete(piece)
+        piece = scheduler.next_chunk(False)
+    assert not any(one.n_left for one in rest)
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.booleans(), st.integers(1, 5000))
@@ -305,7 +321,7 @@ def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, micr
     done, n_read = [], 0
     while (piece := scheduler.next_chunk(somebody_writes)) is not None:
         room = scheduler.pace.chunk_tokens(somebody_writes)
-        assert 0 < len(piece.requests) * piece.length <= room
+        assert 0 < len(piece.requests) * piece.length <= max(room, 2 * SHORTEST_CHUNK - 1)
         n_read += len(piece.requests) * piece.length
         done += scheduler.complete(piece)
     assert n_read == sum(lengths)

@@ -49,6 +49,8 @@ def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPar
     add("--max-streams", **NUMBER, default=1024, help="streams at the same time (default: 1024)")
     add("--max-queue", **NUMBER, default=1024, help="requests that wait; more get 429 (default: 1024)")
     add("--max-tokens", **NUMBER, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
+    most = "memory for states after prompts that were read before; 0 keeps none (default: 256 MiB)"
+    add("--prefix-cache-bytes", **NUMBER, default=256 * 2**20, help=most)
     add("--log-file", **FILE, help="log requests as JSON lines (default: only problems, on the standard error)")
     add_checkpoint(parser)
     return parser
@@ -75,6 +77,7 @@ def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
         max_streams=arguments.max_streams,
         max_queue=arguments.max_queue,
         max_tokens=arguments.max_tokens,
+        prefix_cache_bytes=arguments.prefix_cache_bytes,
     )
 
 

@@ -21,7 +21,10 @@ from recurra.checks import require_at_least, sentence
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.serve._grammar import restrict
 from recurra.serve._model import ServedModel
+from recurra.serve._prefixes import PrefixCache
 from recurra.serve._requests import (
+    LONGEST_CHUNK,
+    SHORTEST_CHUNK,
     EndEvent,
     Event,
     Request,
@@ -44,9 +47,9 @@ _KEPT = 4096
 """Durations of each kind that are kept between two readings."""
 
 _Deliver: TypeAlias = Callable[[dict[Request, list[Event]]], None]
-SHORTEST_CHUNK, LONGEST_CHUNK = 16, 256
-"""Tokens that are read at once: fewer cost too much per token, more delay the requests that arrive meanwhile."""
-
+_BACKGROUND_CHUNK = 64
+_MOST_IN_BACKGROUND = 64
+"""Requests that wait to be read in the background; of more, the oldest are forgotten."""
 _SMOOTHING = 0.2
 
 
@@ -93,10 +96,11 @@ def _smoothed(old: float, new: float) -> float:
 class Scheduler:
     """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's."""
 
-    def __init__(self, max_streams: int, max_queue: int) -> None:
-        self._max_streams, self._max_queue = max_streams, max_queue
+    def __init__(self, max_streams: int, max_queue: int, prefixes: PrefixCache | None = None) -> None:
+        self._max_streams, self._max_queue, self.prefixes = max_streams, max_queue, prefixes
         self._waiting: deque[Request] = deque()
         self._reading: deque[Request] = deque()
+        self._background: deque[Request] = deque(maxlen=_MOST_IN_BACKGROUND)
         self.n_streams = 0
         """How many sequences are read or written."""
         self.pace = _Pace()
@@ -107,7 +111,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._reading
+        return not self._waiting and not self._reading and not self._background
 
     def add(self, request: Request) -> None:
         """Queue a request that has at most `max_streams` sequences."""
@@ -117,11 +121,22 @@ class Scheduler:
             raise QueueFull(sentence("the queue", got, f"at most {self._max_queue}", "try again later"))
         self._waiting.append(request)
 
-    def admit(self) -> Iterator[Request]:
+    def add_background(self, request: Request) -> None:
+        self._background.append(request)
+
+    def admit(self, is_writing: bool = False) -> Iterator[Request]:
         """Admit requests in the order of their arrival; yield those that have nothing to read."""
+        if self._background and not is_writing and not self._waiting and not self._reading:
+            self._waiting.append(self._background.popleft())
+        admitted = [one for one in self._reading if one.waits_for is not None and not one.is_waiting]
+        for request in admitted:
+            self._reading.remove(request)
         while self._waiting and self.n_streams + self._waiting[0].n_sequences <= self._max_streams:
-            request = self._waiting.popleft()
-            self.n_streams += request.n_sequences
+            admitted.append(self._waiting.popleft())
+            self.n_streams += admitted[-1].n_sequences
+        for request in admitted:
+            if self.prefixes is not None and request.takes_prefix:
+                self.prefixes.claim(request)
             if request.n_left:
                 self._reading.append(request)
             else:
@@ -129,16 +144,18 @@ class Scheduler:
 
     def next_chunk(self, is_writing: bool) -> PrefillChunk | None:
         """Choose what to read: the request that has waited longest, beside others with at least as much to read."""
-        if not self._reading:
+        reading = [request for request in self._reading if not request.is_waiting]
+        if not reading:
             return None
-        most = self.pace.chunk_tokens(is_writing)
-        first = self._reading[0]
-        length = min(first.n_left, most)
+        first, most = reading[0], self.pace.chunk_tokens(is_writing)
+        length = _chunk_length(first.n_next, min(most, _BACKGROUND_CHUNK) if first.is_background else most)
+        if length < SHORTEST_CHUNK:
+            most = min(most, _BATCH_SIZE)  # so that the products are those of one prompt alone
         requests = [first]
-        for request in list(self._reading)[1:]:
+        for request in reading[1:]:
             if (len(requests) + 1) * length > most:
                 break
-            if request.model is first.model and request.n_left >= length:
+            if _join(first, request, length):
                 requests.append(request)
         return PrefillChunk(requests, length)
 
@@ -147,6 +164,8 @@ class Scheduler:
         done = []
         for request in chunk.requests:
             request.n_read += chunk.length
+            if self.prefixes is not None:
+                self.prefixes.take(request)
             self._reading.remove(request)
             if request.n_left:
                 self._reading.append(request)
@@ -173,7 +192,21 @@ class Scheduler:
         requests = [(request, False) for request in self._waiting] + [(request, True) for request in self._reading]
         self._waiting.clear()
         self._reading.clear()
+        self._background.clear()
         return requests
+
+
+def _chunk_length(n_next: int, most: int) -> int:
+    """Return how many of the next tokens to read, about `most`: neither they nor the rest may be too few."""
+    if n_next <= most or n_next < 2 * SHORTEST_CHUNK:
+        return n_next
+    return max(SHORTEST_CHUNK, min(most, n_next - SHORTEST_CHUNK))
+
+
+def _join(first: Request, other: Request, length: int) -> bool:
+    """Whether two requests can read so many tokens side by side; beginnings and ends that are short stay apart."""
+    is_alike = length >= SHORTEST_CHUNK or bool(first.n_read) == bool(other.n_read)
+    return other.model is first.model and is_alike and _chunk_length(other.n_next, length) == length
 
 
 @dataclass
@@ -248,11 +281,16 @@ class Engine:
     """Runs requests to any number of streams. `submit`, `cancel` and `stop` may be called from any thread."""
 
     def __init__(
-        self, deliver: _Deliver, max_streams: int = 1024, max_queue: int = 1024, threads: int | None = None
+        self,
+        deliver: _Deliver,
+        max_streams: int = 1024,
+        max_queue: int = 1024,
+        threads: int | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         if threads is not None:
             require_at_least(1, threads=threads)
-        self.scheduler = Scheduler(max_streams, max_queue)
+        self.scheduler = Scheduler(max_streams, max_queue, prefixes)
         self.counters = _Counters()
         self._deliver, self._threads = deliver, threads
         self._batches: list[_SequenceBatch] = []
@@ -303,7 +341,7 @@ class Engine:
         """Read a chunk of prompts, run a step of one batch, and deliver the events of both."""
         with self._lock:
             dropped = self.scheduler.drop(time.monotonic())
-            ready = list(self.scheduler.admit())
+            ready = list(self.scheduler.admit(bool(self._batches)))
             chunk = self.scheduler.next_chunk(bool(self._batches))
         for request, is_admitted in dropped:
             self._drop(request, is_admitted, request.interruption(time.monotonic()) or "cancelled")
@@ -349,7 +387,10 @@ class Engine:
         requests = chunk.requests
         states = [one.start.model_state if one.prompt_state is None else one.prompt_state for one in requests]
         tokens = [one.to_read[one.n_read : one.n_read + chunk.length] for one in requests]
-        hidden, state = requests[0].model.read(torch.tensor(tokens), batch(states))
+        copies = 1
+        if chunk.length < SHORTEST_CHUNK and requests[0].n_read:  # products of more vectors round as in longer chunks
+            copies = requests[0].model.least_copies(chunk.n_tokens)
+        hidden, state = requests[0].model.read(torch.tensor(tokens * copies), batch(states * copies))
         for index, (request, after) in enumerate(zip(requests, split(state))):
             if request.is_reported:
                 self._put(request, *request.prompt_report.chunk(tokens[index], hidden[index], states[index]))
@@ -373,7 +414,7 @@ class Engine:
             return
         if not sequences:
             self._put(request, EndEvent(request.first_choice, "read", state))
-            self._release(1)
+            self._release(1, n_ended=not request.is_background)
         for sequence in sequences:
             self._batch_for(request.model).join([sequence], [model_state])
 
@@ -447,6 +488,20 @@ class Engine:
             end = EndEvent(sequence.choice, reason, sequence.state(state), sequence.flush(), error)
             self._put(sequence.request, end)
             self._release(1, reason=reason)
+            if reason in ("stop", "length"):
+                self._read_answer(sequence)
+
+    def _read_answer(self, sequence: Sequence) -> None:
+        """Read an answer in the background, so that what continues it finds the state that reading gives.
+
+        The state that writing has left differs from it by rounding, and answers would depend on what is kept.
+        """
+        request = sequence.request
+        if self.scheduler.prefixes is not None and request.takes_prefix and len(sequence.written) >= SHORTEST_CHUNK:
+            tokens = [*request.tokens, *sequence.written]
+            background = Request(request.model, request.start, tokens, [], owner=request.owner, is_background=True)
+            with self._lock:
+                self.scheduler.add_background(background)
 
     def _merge_batches(self) -> None:
         """Drop empty batches, and merge two of one model that fit in one."""
@@ -460,6 +515,8 @@ class Engine:
     def _drop(self, request: Request, is_admitted: bool, reason: str, message: str = "") -> None:
         """End a request that has written nothing; its stream stays where it was."""
         request.prompt_state = None
+        if self.scheduler.prefixes is not None:
+            self.scheduler.prefixes.release(request)
         for choice in range(request.n_sequences):
             self._put(request, EndEvent(request.first_choice + choice, reason, request.start, message=message))
         self._release(request.n_sequences if is_admitted else 0, request.n_sequences, reason)

@@ -38,13 +38,15 @@ class ServeSettings:
     max_tokens: int = 65_536  # tokens that a request may bring or ask for, and that a session's transcript keeps
     max_body_bytes: int = 4 * 2**20
     checkpoint_bytes: int = 128 * 2**20  # memory for states along the transcripts, for fast forks and rewinds
+    prefix_cache_bytes: int = 256 * 2**20  # states after prompts, in memory and as many on disk; 0 keeps none
     grace_seconds: float = 10.0  # how long requests may continue after a signal to stop
     request_seconds: float = 600.0  # how long a request may take, queueing included
 
     def __post_init__(self) -> None:
         names = ("max_streams", "max_sessions", "max_resident_sessions", "max_tokens", "max_body_bytes")
         require_at_least(1, **{name: getattr(self, name) for name in names})
-        require_at_least(0, max_queue=self.max_queue, checkpoint_bytes=self.checkpoint_bytes)
+        sizes = {"checkpoint_bytes": self.checkpoint_bytes, "prefix_cache_bytes": self.prefix_cache_bytes}
+        require_at_least(0, max_queue=self.max_queue, **sizes)
         require_positive(request_seconds=self.request_seconds)
         require(0 <= self.port < 2**16, "port", self.port, "a number from 0 to 65,535")
         if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.api_keys):

@@ -105,6 +105,10 @@ class ServedModel:
         """Read tokens (B, L); return the head's input after each of them, and the state."""
         return self.runner.hidden(tokens, state)  # type: ignore[operator]
 
+    def least_copies(self, n_tokens: int) -> int:
+        """Return how often to read a few tokens at once for the sums that they would have within many."""
+        return -(-(MOST_VECTORS + 1) // n_tokens) if self.weights in (None, "float32") else 1
+
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         return self.runner.head(hidden)  # type: ignore[operator]

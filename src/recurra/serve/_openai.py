@@ -19,6 +19,7 @@ from recurra.serve._model import ServedModel
 from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
 from recurra.serve._service import (
     By,
+    Caller,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -72,7 +73,7 @@ async def _completions(client: fastapi.Request, body: CompletionBody, by: By) ->
     prompts = body.prompts if not isinstance(body.prompts[0], str) else await encode(served, *body.prompts)
     by.service.require_allowed(prompt=sum(map(len, prompts)), max_tokens=body.max_tokens)
     details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
-    requests = await _requests(by.service, served, prompts, body, body.max_tokens, details)
+    requests = await _requests(by, served, prompts, body, body.max_tokens, details)
     for request in requests:
         request.reports_prompt = body.echo
     return await _answer(client, by.service, _Completion(requests, body))
@@ -89,7 +90,7 @@ async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
-    requests = await _requests(by.service, served, [prompt], body, max_tokens, details)
+    requests = await _requests(by, served, [prompt], body, max_tokens, details)
     return await _answer(client, by.service, _Chat(requests, body))
 
 
@@ -118,7 +119,7 @@ async def _detokenize(body: DetokenizeBody, by: By) -> dict[str, str]:
 
 
 async def _requests(
-    service: Service,
+    by: Caller,
     served: ServedModel,
     prompts: list[list[int]],
     body: OpenAIBody,
@@ -127,7 +128,7 @@ async def _requests(
 ) -> list[Request]:
     """Make the requests of the prompts. Those without tokens begin as a text does."""
     require_generation(served)
-    most, deadline = service.settings.max_streams, service.deadline()
+    most, deadline = by.service.settings.max_streams, by.service.deadline()
     if body.n * len(prompts) > most:
         several = ("prompt", f"a list of {len(prompts)}, with {body.n} texts for each")
         name, got = ("n", body.n) if len(prompts) == 1 else several
@@ -137,7 +138,8 @@ async def _requests(
         require_tokens(served, prompt=prompt)
         configs = body.configs(served, max_tokens, body.n) if max_tokens else []
         request = Request(served, served.start, prompt or served.first_tokens(), configs, details, deadline=deadline)
-        request.constraint, request.reports_prompt, request.first_choice = constraint, False, index * body.n
+        request.constraint, request.owner = constraint, by.owner
+        request.reports_prompt, request.first_choice = False, index * body.n
         made.append(request)
     return made
 
@@ -269,9 +271,10 @@ class _Answer:
         self._held[event.choice] = held[n:]
         return held[:n]
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         read, written = sum(len(request.tokens) for request in self.requests), self._n_written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return counts | {"prompt_tokens_details": {"cached_tokens": sum(one.n_cached for one in self.requests)}}
 
 
 class _Completion(_Answer):

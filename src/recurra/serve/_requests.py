@@ -15,6 +15,9 @@ from recurra.serve._grammar import Constraint
 from recurra.serve._model import ServedModel, StreamState
 from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
 
+SHORTEST_CHUNK, LONGEST_CHUNK = 16, 256
+"""Tokens that are read at once: fewer cost too much per token, more delay the requests that arrive meanwhile. What is
+shorter is a whole prompt, or the rest of one after a mark (`Request.marks`)."""
 _MOST_CHECKPOINTS = 64
 """Checkpoints that a request keeps while it runs."""
 
@@ -80,11 +83,16 @@ class Request:
     details: TokenDetails = _NO_DETAILS
     first_choice: int = 0  # index of the first continuation in events, which several requests may share
     reports_prompt: bool = True
+    owner: str | None = None  # whose prefixes may be used, and are extended; None for nobody's
+    is_background: bool = False  # reads only to extend the prefixes, and begins when there is nothing else to do
     checkpoint_every: int = 0  # tokens; 0 for never
     deadline: float = float("inf")  # on the clock of `time.monotonic`
     is_cancelled: bool = False
     n_read: int = 0
     prompt_state: Any = None  # the model's state after the `n_read` tokens of `to_read`; None before the first
+    n_cached: int = 0  # tokens that did not have to be read
+    marks: list[Any] = field(default_factory=list)  # nodes of the prefix cache ahead, each awaiting the state there
+    waits_for: Any = None  # such a node, which another request is on its way to
     checkpoints: list[StreamState] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
     constraint: Constraint | None = None  # of each continuation, at its start
@@ -102,6 +110,20 @@ class Request:
     def n_left(self) -> int:
         """The number of tokens of `to_read` that are left."""
         return max(0, len(self.start.unread) + len(self.tokens) - 1 - self.n_read)
+
+    @property
+    def n_next(self) -> int:
+        """The number of tokens up to the next mark, or to the end."""
+        return self.marks[0].end - self.n_read if self.marks else self.n_left
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.waits_for is not None and self.waits_for.reader is not None
+
+    @property
+    def takes_prefix(self) -> bool:
+        """Whether it may begin with tokens that it does not read."""
+        return self.owner is not None and not self.is_reported and not self.start.position
 
     @property
     def is_reported(self) -> bool:
@@ -139,6 +161,7 @@ class Sequence:
         config = request.configs[choice]
         self.generation = Generation(config)
         self.stream = start._replace(model_state=None)
+        self.written: list[int] = []
         tokenizer = request.model.tokenizer
         self._text = None if tokenizer is None else GeneratedText(tokenizer, start.recent, config.stop)
         self.constraint = None if request.constraint is None else request.constraint.copy()
@@ -150,6 +173,7 @@ class Sequence:
 
     def append(self, token: int) -> str:
         self.generation.count(token)
+        self.written.append(token)
         self.stream = self.stream.after((token,), None)
         text = str(token) if self._text is None else self._text.add(token)
         self.n_characters = self.n_characters + len(text) if self._text is None else self._text.n_characters

@@ -159,7 +159,7 @@ async def _tokens(session: Session, start: StreamState, body: DetailsBody, by: C
 
 
 async def _answer(client: fastapi.Request, session: Session, request: Request, streams: bool, by: Caller) -> Response:
-    request.checkpoint_every, request.deadline = CHECKPOINT_EVERY, by.service.deadline()
+    request.checkpoint_every, request.deadline, request.owner = CHECKPOINT_EVERY, by.service.deadline(), by.owner
     if not streams:
         require_collectable(request)
 

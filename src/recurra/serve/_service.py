@@ -5,9 +5,11 @@ import hashlib
 import hmac
 import logging
 import secrets
+import sqlite3
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import fastapi
@@ -30,9 +32,10 @@ from recurra.checks import sentence
 from recurra.serve._grammar import Constraint, compile_grammar
 from recurra.serve._http import ApiError, ServeSettings
 from recurra.serve._model import ServedModel
+from recurra.serve._prefixes import PrefixCache, prefix_model
 from recurra.serve._requests import Request, TokenDetails
 from recurra.serve._sessions import Sessions
-from recurra.serve._store import SessionStore
+from recurra.serve._store import SessionStore, read_prefixes, write_prefix
 from recurra.serve._streaming import AsyncEngine
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -46,10 +49,26 @@ class Service:
     def __init__(self, models: list[ServedModel], settings: ServeSettings, threads: int | None = None) -> None:
         self.settings, self.models = settings, {model.name: model for model in models}
         self.started = time.time()
-        self.engine = AsyncEngine(max_streams=settings.max_streams, max_queue=settings.max_queue, threads=threads)
         self.store = SessionStore(settings.sessions_file)
+        self.prefixes = self._prefix_cache() if settings.prefix_cache_bytes else None
+        limits = {"max_streams": settings.max_streams, "max_queue": settings.max_queue}
+        self.engine = AsyncEngine(**limits, threads=threads, prefixes=self.prefixes)
         self.sessions = Sessions(self.models, self.engine, self.store, settings)
-        self.metrics = _Metrics(self.engine, self.sessions)
+        self.metrics = _Metrics(self.engine, self.sessions, self.prefixes)
+
+    def _prefix_cache(self) -> PrefixCache:
+        """Make a cache with the states that the sessions file has; without one, it ends with the server."""
+        most = self.settings.prefix_cache_bytes
+        if self.settings.sessions_file is None:
+            return PrefixCache(most)
+        cache = PrefixCache(most, partial(self.store.submit_later, write_prefix, most))
+        models = {prefix_model(model): model.plain for model in self.models.values()}
+        try:
+            for saved in self.store.submit(read_prefixes, models).result():
+                cache.add(*saved)
+        except sqlite3.Error:  # the server can do without
+            _LOG.exception("the saved prefixes cannot be read")
+        return cache
 
     def note_request(self, route: str, status: int, seconds: float) -> None:
         self.metrics.note_request(route, status, seconds)
@@ -118,8 +137,8 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class _Metrics(Collector):
     """Numbers for Prometheus, read when they are asked for."""
 
-    def __init__(self, engine: AsyncEngine, sessions: Sessions) -> None:
-        self._engine, self._sessions = engine, sessions
+    def __init__(self, engine: AsyncEngine, sessions: Sessions, prefixes: PrefixCache | None) -> None:
+        self._engine, self._sessions, self._prefixes = engine, sessions, prefixes
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._requests = Counter("recurra_requests", "Requests answered.", ["route", "status"], registry=self._registry)
@@ -143,6 +162,15 @@ class _Metrics(Collector):
         yield GaugeMetricFamily("recurra_streams", "Streams that are read or written.", value=scheduler.n_streams)
         yield GaugeMetricFamily("recurra_queue", "Requests that wait.", value=scheduler.n_waiting)
         yield GaugeMetricFamily("recurra_sessions_resident", "Sessions in memory.", value=self._sessions.n_resident)
+        if (prefixes := self._prefixes) is not None:
+            yield CounterMetricFamily(
+                "recurra_prefix_lookups", "Prompts that were looked up.", value=prefixes.n_lookups
+            )
+            yield CounterMetricFamily("recurra_prefix_hits", "Those with a known prefix.", value=prefixes.n_hits)
+            yield CounterMetricFamily("recurra_tokens_cached", "Tokens of these prefixes.", value=prefixes.n_tokens)
+            rate = prefixes.n_hits / max(1, prefixes.n_lookups)
+            yield GaugeMetricFamily("recurra_prefix_hit_rate", "Hits per lookup since the start.", value=rate)
+            yield GaugeMetricFamily("recurra_prefix_bytes", "Memory of states after prefixes.", value=prefixes.n_bytes)
 
     def text(self) -> bytes:
         counters = self._engine.counters

@@ -5,14 +5,18 @@ commit. A killed process loses nothing that was committed.
 """
 
 import asyncio
+import hashlib
 import json
+import logging
 import queue
 import sqlite3
 import threading
 from array import array
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +28,7 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 from recurra.state import fill_in, name_tensors, state_from_plain, state_to_plain
 
+_LOG = logging.getLogger("recurra.serve")
 _Result = TypeVar("_Result")
 
 READ, WRITTEN = 0, 1
@@ -134,6 +139,9 @@ CREATE TABLE IF NOT EXISTS sessions (
 CREATE TABLE IF NOT EXISTS transcripts (
     session INTEGER NOT NULL REFERENCES sessions (number) ON DELETE CASCADE, start INTEGER NOT NULL,
     tokens BLOB NOT NULL, logprobs BLOB NOT NULL, origins BLOB NOT NULL, PRIMARY KEY (session, start)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS prefixes (
+    number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, owner TEXT NOT NULL, model TEXT NOT NULL,
+    digest BLOB NOT NULL, tokens BLOB NOT NULL, state BLOB NOT NULL);
 """
 
 
@@ -160,11 +168,16 @@ class SessionInfo(NamedTuple):
     position: int
 
 
+_MOST_LATER = 64
+"""Actions without hurry that wait."""
+
+
 class SessionStore:
-    """The database of sessions."""
+    """The database of sessions and prefixes."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable, tuple, Future] | None] = queue.SimpleQueue()
+        self._later: deque[tuple[Callable, tuple, Future]] = deque(maxlen=_MOST_LATER)
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(path,), name="recurra-sessions", daemon=True)
         self._thread.start()
@@ -181,6 +194,13 @@ class SessionStore:
         self._calls.put((action, arguments, future))
         return future
 
+    def submit_later(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Queue an action that may wait until nothing else does; if too many wait, the oldest are forgotten."""
+        future: Future[None] = Future()
+        future.add_done_callback(_warn)
+        self._later.append((action, arguments, future))
+        self.submit(_nothing)
+
     def close(self) -> None:
         """Commit what waits, and close the database."""
         self._calls.put(None)
@@ -193,6 +213,7 @@ class SessionStore:
                 self._ready.set_result(None)
                 while self._commit_waiting(database):
                     pass
+                _transaction(database, list(self._later))
                 database.close()
         except Exception as error:
             self._ready.set_exception(error)
@@ -202,8 +223,23 @@ class SessionStore:
         calls = [self._calls.get()]
         while not self._calls.empty():
             calls.append(self._calls.get())
-        _transaction(database, [call for call in calls if call is not None])
+        now = [call for call in calls if call is not None and call[0] is not _nothing]
+        if now:
+            _transaction(database, now)
+        elif self._later:
+            _transaction(database, [self._later.popleft()])
+        if self._later:
+            self.submit(_nothing)
         return None not in calls
+
+
+def _warn(future: "Future[None]") -> None:
+    if (error := future.exception()) is not None:
+        _LOG.warning("what the store keeps without hurry could not be written: %s", error)
+
+
+def _nothing(database: sqlite3.Connection) -> None:
+    """Wake the thread."""
 
 
 def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, tuple, Future]]) -> None:
@@ -315,3 +351,41 @@ def infos(database: sqlite3.Connection, owner: str, limit: int, after: str = "")
 
 def count(database: sqlite3.Connection, owner: str) -> int:
     return int(database.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0])
+
+
+_TRIM_EVERY = 64
+"""Prefixes between two looks at how much they take."""
+
+
+def write_prefix(
+    database: sqlite3.Connection, most_bytes: int, owner: str, model: str, tokens: bytes, state: Any
+) -> None:
+    """Write the state after a prefix, whose tokens are int32; at times, delete the oldest ones beyond `most_bytes`."""
+    packed = pack(state)
+    name = hashlib.sha256(json.dumps([owner, model]).encode() + tokens).digest()
+    row = name, owner, model, _digest(tokens, packed), tokens, packed
+    columns = "name, owner, model, digest, tokens, state"
+    written = database.execute(f"INSERT OR REPLACE INTO prefixes ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
+    if written.lastrowid is not None and written.lastrowid % _TRIM_EVERY == 0:
+        sizes = "SELECT number, sum(length(tokens) + length(state)) OVER (ORDER BY number DESC) AS size FROM prefixes"
+        excess = f"SELECT max(number) FROM ({sizes}) WHERE size > ?"
+        database.execute(f"DELETE FROM prefixes WHERE number <= ({excess})", (most_bytes,))
+
+
+def read_prefixes(database: sqlite3.Connection, models: Mapping[str, nn.Module]) -> list[tuple[str, str, bytes, Any]]:
+    """Read owner, model, tokens and state of the prefixes of these models, the newest last; skip damaged ones."""
+    found = []
+    for name, model in models.items():
+        rows = database.execute(
+            "SELECT number, owner, tokens, state, digest FROM prefixes WHERE model = ? ORDER BY number", (name,)
+        )
+        for number, owner, tokens, packed, digest in rows:
+            with suppress(ValueError):  # a state of other code than this
+                if digest != _digest(tokens, packed):
+                    continue
+                found.append((number, (owner, name, tokens, unpack(packed, model))))
+    return [prefix for _, prefix in sorted(found, key=itemgetter(0))]
+
+
+def _digest(tokens: bytes, packed: bytes) -> bytes:
+    return hashlib.sha256(tokens + packed).digest()
