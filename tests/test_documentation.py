@@ -103,6 +103,8 @@ def test_snippets_run(page, workplace, monkeypatch):
     if any("transformers" in snippet for snippet in snippets):
         pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
         assert main(["export", "hf", RUN, "FOLDER", "--force"]) == 0
+    if any("from trl" in snippet for snippet in snippets):
+        pytest.importorskip("trl", reason="needs TRL: pip install trl")
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, page, "exec"), names)

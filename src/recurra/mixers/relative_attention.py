@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurra.checks import require, require_probability
 from recurra.layers.attention import AttentionWindow, dot_product_attention, head_size
@@ -107,7 +108,8 @@ class RelativeAttention(Mixer):
     ) -> tuple[Tensor, RelativeAttentionState]:
         """The same in a trace for any length, with all products before the loop over segments."""
         raw, own = torch.cat([state.memory.to(x.dtype), x], 1).detach(), norm(x)
-        new, of_memory, positions = self.keys_values(own), self.keys_values(norm(raw)), self.position_keys(encoding)
+        new, of_memory = self.keys_values(own), self.keys_values(norm(raw))
+        positions = functional.linear(encoding, self.position_keys.weight)
         past = state.context.to(new.dtype), state.segment.to(new.dtype)
         biases = self.content_bias.to(new.dtype), self.position_bias.to(new.dtype)
         window = self.window.segment_length, self.window.mem_len, self.window.same_length
