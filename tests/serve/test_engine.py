@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.analysis.gates import record_gates
-from recurra.serve._engine import LONGEST_CHUNK, SHORTEST_CHUNK, Scheduler, _Pace
 from recurra.serve._model import ServedModel, StreamState
-from recurra.serve._requests import _MOST_CHECKPOINTS, Request, TokenDetails, _PromptReport
+from recurra.serve._requests import (
+    _MOST_CHECKPOINTS,
+    LONGEST_CHUNK,
+    SHORTEST_CHUNK,
+    Request,
+    TokenDetails,
+    _PromptReport,
+)
+from recurra.serve._scheduler import Scheduler, _Pace
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig

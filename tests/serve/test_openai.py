@@ -8,11 +8,11 @@ import openai
 import pytest
 import torch
 
+from recurra.serve._bodies import ChatBody, CompletionBody
 from recurra.serve._http import ApiError
 from recurra.serve._model import ServedModel
 from recurra.serve._openai import _Chat, _Completion
 from recurra.serve._requests import EndEvent, Request, TokenEvent
-from recurra.serve._service import ChatBody, CompletionBody
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -67,9 +67,9 @@ def test_more_texts_than_streams_are_refused(serving):
 def test_an_answer_in_one_has_a_limit_for_all_its_texts(client, monkeypatch, path, body):
     most = 15 if body.get("echo") else 18
     body = {"model": "letters", **body}
-    monkeypatch.setattr("recurra.serve._service._MOST_NUMBERS", most)
+    monkeypatch.setattr("recurra.serve._bodies._MOST_NUMBERS", most)
     assert client.post(f"/v1/{path}", json=body).status_code == 200
-    monkeypatch.setattr("recurra.serve._service._MOST_NUMBERS", most - 1)
+    monkeypatch.setattr("recurra.serve._bodies._MOST_NUMBERS", most - 1)
     refused = client.post(f"/v1/{path}", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
     assert f"expected {most - 1} in all: stream the answer" in refused.json()["error"]["message"]
@@ -199,7 +199,7 @@ def test_several_prompts_have_the_limits_of_one(serving, monkeypatch):
     assert refusal(prompt=["a" * 10, "b" * 10]) == 200
     assert refusal(prompt=["a" * 10, "b" * 11]) == "prompt"
     assert refusal(prompt=[[1], [40]]) == "prompt"
-    monkeypatch.setattr("recurra.serve._service._MOST_NUMBERS", 8)
+    monkeypatch.setattr("recurra.serve._bodies._MOST_NUMBERS", 8)
     assert refusal(prompt=["a", "b"], n=2) == 200
     assert refusal(prompt=["a", "b"], n=2, max_tokens=3) == "stream"
 

@@ -51,6 +51,6 @@ def test_a_session_that_moves_on_while_a_text_is_encoded_refuses_it(client, monk
         return encode(text, is_first=is_first)
 
     monkeypatch.setattr(served, "encode", slow)
-    monkeypatch.setattr("recurra.serve._service._SHORT_TEXT", 0)
+    monkeypatch.setattr("recurra.serve._bodies._SHORT_TEXT", 0)
     answer = client.post("/v1/sessions/other/feed", json={"text": "a cat"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")

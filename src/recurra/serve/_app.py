@@ -23,9 +23,9 @@ from recurra import __version__
 from recurra.checks import sentence
 from recurra.serve import _openai as openai
 from recurra.serve import _routes as routes
-from recurra.serve._engine import QueueFull
 from recurra.serve._http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page, page_paths
 from recurra.serve._model import ServedModel
+from recurra.serve._scheduler import QueueFull
 from recurra.serve._service import Caller, Service, caller
 from recurra.train._process import keep_large_blocks
 from recurra.train.run import open_run

@@ -14,23 +14,21 @@ import fastapi
 from fastapi import APIRouter, Response
 
 from recurra.checks import sentence
-from recurra.serve._http import ApiError, request_failed
-from recurra.serve._model import ServedModel
-from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
-from recurra.serve._service import (
-    By,
-    Caller,
+from recurra.serve._bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     OpenAIBody,
-    Service,
     TokenizeBody,
     encode,
     require_collectable,
     require_generation,
     require_tokens,
 )
+from recurra.serve._http import ApiError, request_failed
+from recurra.serve._model import ServedModel
+from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
+from recurra.serve._service import By, Caller, Service
 from recurra.serve._streaming import message, respond
 from recurra.streams.continuation import start_of
 

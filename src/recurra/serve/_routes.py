@@ -7,14 +7,8 @@ from typing import Annotated, Any
 import fastapi
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from recurra.serve._http import ApiError, request_failed
-from recurra.serve._model import ServedModel, StreamState
-from recurra.serve._openai import number
-from recurra.serve._requests import EndEvent, Event, Request, TokenEvent, TokenLogprob
-from recurra.serve._service import (
+from recurra.serve._bodies import (
     NAME,
-    By,
-    Caller,
     DetailsBody,
     FeedBody,
     ForkBody,
@@ -26,6 +20,11 @@ from recurra.serve._service import (
     require_generation,
     require_tokens,
 )
+from recurra.serve._http import ApiError, request_failed
+from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._openai import number
+from recurra.serve._requests import EndEvent, Event, Request, TokenEvent, TokenLogprob
+from recurra.serve._service import By, Caller
 from recurra.serve._sessions import CHECKPOINT_EVERY, Session
 from recurra.serve._store import WRITTEN, SessionInfo
 from recurra.serve._streaming import message, respond, unless_gone
