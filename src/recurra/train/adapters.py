@@ -17,7 +17,7 @@ _LAST_PART = re.compile(r"[^.\d][^.]*(\.\d+)*$")  # with the numbers of a list b
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Adapters: y = W x + (alpha / rank) B A x, where W stays as in `init_from` (Hu et al., arXiv 2106.09685, (3)).
+    """Adapters: y = W x + (alpha / rank) B A x, with the W of `init_from` (Hu et al., arXiv 2106.09685, section 4.1).
 
     B starts at 0. Checkpoints hold the adapters alone; a run that is opened has merged weights.
     """
