@@ -216,10 +216,11 @@ def test_prompts_for_which_there_is_no_place_end_the_others(serving):
         next(lines)
         refused = client.post("/v1/completions", json={"model": "letters", "prompt": ["a", "b"], "max_tokens": 60_000})
         assert refused.json()["error"]["code"] == "queue_full"
-        scheduler = running.service.engine.scheduler
+        engine = running.service.engine
         for _ in range(1000):  # the engine drops the first prompt in its next round
-            if scheduler.n_streams + scheduler.n_waiting == 1:
-                break
+            with engine._lock:
+                if engine.scheduler.n_streams + engine.scheduler.n_waiting == 1:
+                    break
             time.sleep(0.01)
         assert client.post("/v1/completions", json={"model": "letters", "prompt": "a"}).status_code == 200
 
