@@ -71,7 +71,7 @@ def require_adapter(page, address: str) -> None:
         pytest.skip("needs a browser with a WebGPU adapter, SwiftShader's if no other")
 
 
-@pytest.mark.parametrize("chosen", ["by the page", "by the address"])
+@pytest.mark.parametrize("chosen", ["by the page", pytest.param("by the address", marks=pytest.mark.slow)])
 def test_webgpu_writes_what_python_writes(chosen, runs, folder, page, static_host):
     address = static_host(folder)
     require_adapter(page, address)
@@ -83,6 +83,7 @@ def test_webgpu_writes_what_python_writes(chosen, runs, folder, page, static_hos
     assert ours == expected
 
 
+@pytest.mark.slow
 def test_logits_that_differ_are_not_used(folder, described, page, static_host):
     address = static_host(folder)
     require_adapter(page, address)

@@ -54,6 +54,7 @@ def log_probability(model, vocabulary, text, after):
     return sum(float(logits[len(before) - 1 + place, token]) for place, token in enumerate(tokens))
 
 
+@pytest.mark.slow
 def test_its_scores_are_the_models(tmp_path):
     vocabulary = Vocabulary.from_text([line + "\n" for line in LINES])
     sizes = {"n_layer": 1, "d_model": 12, "n_heads": 2, "d_channel_mixing": 16, "segment_length": 4}
