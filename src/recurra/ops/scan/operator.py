@@ -159,7 +159,7 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool, backe
     return _scan_back(gradients[0], a, h, h0, reverse, backend)
 
 
-def _backward_again(gradients: tuple, saved: tuple, reverse: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_as_scan(gradients: tuple, saved: tuple, reverse: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients, first and higher, are a scan in the other direction."""
     (dh,), (a, h0, h) = gradients, saved
     nothing = torch.zeros_like(a[:, :1])
@@ -184,7 +184,7 @@ class _TransformedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward_again((dh,), ctx.saved_tensors, *ctx.options), None, None
+        return *_backward_as_scan((dh,), ctx.saved_tensors, *ctx.options), None, None
 
     @staticmethod
     def jvp(
@@ -217,7 +217,7 @@ _with_derivatives = Differentiable(
     _backward,
     n_inputs=3,
     reference=lambda a, b, h0, reverse, _: (linear_scan_reference(a, b, h0, reverse),),
-    again=_backward_again,
+    again=_backward_as_scan,
     transformed=lambda *arguments: (_TransformedScan.apply(*arguments),),
 )
 
