@@ -1,16 +1,25 @@
 """Triton's interpreter without the work that it repeats in every operation: half of its time. Results are the same.
 
+Of many cases, a sample goes through it by default, and all of them on a card.
+
 It makes the language ready at each call of a function, and for each tensor a type with a shape of constants. Here that
 happens once per function, type and shape. It looks for overflows of integers by some ten operations of its own; here
 NumPy does.
 """
 
 import operator
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+
+
+def sampled(cases: Iterable[tuple], quick: Callable[..., bool]) -> list:
+    """The cases of a test, of which the interpreter takes those that are not quick only where slow tests run."""
+    slow = pytest.mark.slow if os.environ.get("TRITON_INTERPRET") == "1" else ()
+    return [pytest.param(*case, marks=() if quick(*case) else slow) for case in cases]
 
 
 @contextmanager

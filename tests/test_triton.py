@@ -7,15 +7,23 @@ import torch
 from tests.processes import Program
 
 HERE = Path(__file__).resolve().parent
-FILES = {  # by process: two that take as long as each other, so that two workers can share them
-    "steps": ["ops/scan/interpreted_triton.py", "ops/gate_loop/interpreted_triton.py"],
-    "chunks": ["ops/gate_loop/interpreted_triton_chunk.py", "ops/cells/interpreted_triton_gru.py"],
-}
+FILES = [
+    "ops/scan/interpreted_triton.py",
+    "ops/gate_loop/interpreted_triton.py",
+    "ops/gate_loop/interpreted_triton_chunk.py",
+    "ops/cells/interpreted_triton_gru.py",
+]
 
 
-@pytest.mark.parametrize("what", FILES)
-@pytest.mark.parametrize("where", ["interpreter", "card"])
-def test_the_kernels(where, what):
+@pytest.mark.parametrize(
+    ("where", "which"),
+    [
+        ("interpreter", "not slow"),
+        pytest.param("interpreter", "slow", marks=pytest.mark.slow, id="interpreter, the rest"),
+        ("card", ""),
+    ],
+)
+def test_the_kernels(where, which):
     """The files of tests of the kernels in a process of their own, whose report a failure shows.
 
     Whether kernels are interpreted is settled when Triton is first imported. Without the run-time shape checks, for
@@ -24,7 +32,7 @@ def test_the_kernels(where, what):
     pytest.importorskip("triton", reason="Triton is not installed here")
     if where == "card" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA card")
-    arguments = ["-p", "no:cacheprovider", *(str(HERE / file) for file in FILES[what])]
+    arguments = ["-p", "no:cacheprovider", "-m", which, *(str(HERE / file) for file in FILES)]
     chosen = {
         "TRITON_INTERPRET": "1" if where == "interpreter" else "0",
         "RECURRA_SHAPE_CHECKS": "0",

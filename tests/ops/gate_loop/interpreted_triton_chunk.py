@@ -3,12 +3,14 @@
 Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
 """
 
+import itertools
 import os
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
+from tests.quick_interpreter import sampled
 from torch.func import jvp, vmap
 
 from recurra import gate_loop
@@ -63,6 +65,8 @@ CASES = {
     "vector, all complex": Case(1, 10, 1, 5, 3, vector=True, complex_="qa"),
 }
 
+QUICK = "two steps", "scalar", "scalar, batch and heads", "scalar, complex", "vector, tiles", "vector, all complex"
+
 
 def to_number(x, number):
     return x.to(number.to_complex() if x.is_complex() else number)
@@ -114,21 +118,27 @@ def own_blocks():
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled([(name,) for name in CASES], QUICK.__contains__))
 def test_outputs_and_gradients(case):
     tensors = CASES[case].draw()
     assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
 
 
 @pytest.mark.usefixtures("own_blocks", "poisoned_memory")
-@pytest.mark.parametrize("case", [Case(1, 33, 1, 5, 3), Case(1, 17, 1, 5, 3, True, "a")], ids=["scalar", "vector"])
+@pytest.mark.parametrize(
+    "case",
+    sampled([(Case(1, 33, 1, 5, 3),), (Case(1, 17, 1, 5, 3, True, "a"),)], lambda case: case.vector),
+    ids=["scalar", "vector"],
+)
 def test_blocks_of_their_own_size(case):
     tensors = case.draw()
     assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
 
 
-@pytest.mark.parametrize("vector", [False, True])
-@pytest.mark.parametrize("complex_", ["", "a"])
+@pytest.mark.parametrize(
+    ("complex_", "vector"),
+    sampled(itertools.product(("", "a"), (False, True)), lambda complex_, vector: bool(complex_) == vector),
+)
 def test_gates_of_nothing_little_and_all(vector, complex_):
     """Transitions of 0, 1e-6, 1 and 1e6 next to each other; a transition of 0 has a gradient too."""
     q, k, v, a, state = Case(1, 11, 1, 5, 3, vector, complex_).draw()
@@ -159,7 +169,9 @@ def test_either_output_alone_sends_its_gradient_back(chosen):
     assert_near(run(chunk_by_kernels, tensors, [chosen]), run(by_steps, tensors, [chosen]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", sampled([(torch.float16,), (torch.bfloat16,)], lambda dtype: dtype == torch.bfloat16), ids=str
+)
 def test_half_types_through_the_front_door(dtype):
     """Read in their type and computed in float32; y and gradients are rounded once, states never."""
     q, k, v, a, state = Case(1, 5, 1, 5, 3).draw(torch.float32)
@@ -270,11 +282,12 @@ def test_the_operators():
         )
 
 
-def test_traced_in_full():
+@pytest.mark.parametrize("compiler", sampled([("aot_eager",)], lambda _: False))
+def test_traced_in_full(compiler):
     """By the compiler's tracers, forward and backward."""
     tensors = Case(1, 2, 1, 2, 3).draw(torch.float32)
     function = lambda q, k, v, a, state: gate_loop(  # noqa: E731
         2 * q, k, v, a.sigmoid(), state=state, mode="chunk", backend="triton"
     )
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
     assert_near(run(compiled, tensors), run(function, tensors), 1e-6)

@@ -37,7 +37,13 @@ def differentiate(function, inputs):
 @pytest.mark.parametrize(
     ("mode", "compiler"),
     # Inductor has no code for complex numbers: modes in plain torch only go through the tracer
-    [("fused", "inductor"), ("scan", "inductor"), ("recurrent", "aot_eager"), ("attention", "aot_eager")],
+    [
+        ("fused", "inductor"),
+        pytest.param("scan", "inductor", marks=pytest.mark.slow),
+        ("scan", "aot_eager"),
+        pytest.param("recurrent", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("attention", "aot_eager", marks=pytest.mark.slow),
+    ],
 )
 def test_compile_equals_eager(mode, compiler):
     def function(q, k, v, a_re, a_im, state):
@@ -51,13 +57,14 @@ def test_compile_equals_eager(mode, compiler):
 
 
 @pytest.mark.compile
-def test_compile_of_the_real_part_in_bfloat16():
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile_of_the_real_part_in_bfloat16(compiler):
     def function(q, k, v, a_re, a_im, state):
         return gate_loop_real_part(q * 2, k, v, Planes(a_re.sigmoid(), a_im), state=state)
 
     q, k, v = torch.randn(3, 2, 9, 5, 1).bfloat16()
     inputs = (q, k, v, *(0.3 * torch.randn(2, 2, 9, 5, 1)), torch.randn(2, 5, 1, 1, dtype=torch.complex64))
-    compiled = torch.compile(function, fullgraph=True)
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
     expected = differentiate(function, inputs)
     actual = differentiate(compiled, inputs)
     assert [x.dtype for x in actual] == [x.dtype for x in expected]

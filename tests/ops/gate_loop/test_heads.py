@@ -54,7 +54,7 @@ def test_in_float32():
     assert_near(differentiate(by_kernels, inputs.to(torch.float32)), expected, 2e-6, "the kernels")
 
 
-@pytest.mark.parametrize("length", [32, 67])
+@pytest.mark.parametrize("length", [pytest.param(32, marks=pytest.mark.slow), 67])
 def test_gates_without_a_gradient(sized, length):
     """Other kernels, for the gradients of q, k, v and the state."""
     inputs = sized.draw(length)
@@ -98,14 +98,16 @@ def test_gradients_of_one_output_alone(which):
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-def test_threads_share_the_heads():
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_threads_share_the_heads(trains):
     """Enough work for the parallel kernels; more jobs than threads, and not a multiple of them."""
     inputs = Case(3, 16, 16, 1).draw(40, batch=1).to(torch.float32)
-    one = differentiate(by_kernels, inputs)
+    function = differentiate if trains else lambda kernels, x: kernels(x)
+    one = function(by_kernels, inputs)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        two = differentiate(by_kernels, inputs)
+        two = function(by_kernels, inputs)
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, one, two))

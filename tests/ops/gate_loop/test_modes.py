@@ -8,7 +8,9 @@ from recurra import gate_loop
 from recurra.ops.gate_loop import operator
 from recurra.ops.gate_loop.reference import segment_products
 
-LENGTHS = (1, 2, 17, 64, 130)  # blocks have 16 or 32 steps, chunks 64: the first, one between and the last
+SLOW = pytest.mark.slow
+LENGTHS = (1, 17, 130, *(pytest.param(length, marks=SLOW) for length in (2, 64)))
+"""Blocks have 16 or 32 steps, chunks 64: the first, one between and the last."""
 PLAIN = {
     "recurrent": ("recurrent", "auto"),
     "attention": ("attention", "auto"),
@@ -64,7 +66,7 @@ def test_all_modes_agree(case, length):
         assert_near(actual, expected, 1e-5, f"{name} in float32")
 
 
-@pytest.mark.parametrize("length", [1, 2, 17, 40])
+@pytest.mark.parametrize("length", [2, 40, *(pytest.param(length, marks=SLOW) for length in (1, 17))])
 def test_all_modes_compute_equation_9(case, length, equation_9):
     inputs = case.draw(length)
     expected = equation_9(inputs)
@@ -111,7 +113,7 @@ def test_a_stream_may_be_cut_anywhere(case):
     assert_near(differentiate(in_pieces, inputs), run(inputs, "recurrent"), 1e-11, "pieces")
 
 
-@pytest.mark.parametrize("length", [1, 3, 17, 40])
+@pytest.mark.parametrize("length", [3, 40, *(pytest.param(length, marks=SLOW) for length in (1, 17))])
 def test_gates_of_exactly_zero(case, length):
     """A transition of 0 forgets everything, but its own gradient is not 0: for some, several in a block, and all."""
     for share in (0.2, 1.0):
@@ -125,7 +127,7 @@ def test_gates_of_exactly_zero(case, length):
             assert_near(run(inputs, mode, backend), expected, 1e-10, f"{name}, {share} zeros")
 
 
-@pytest.mark.parametrize("gate", [1e-30, 1e-12, 2e-38])
+@pytest.mark.parametrize("gate", [1e-30, 2e-38, pytest.param(1e-12, marks=SLOW)])
 def test_tiny_gates(case, gate):
     """The product of two transitions of 1e-30 is 0 in float32: nothing may divide by it."""
     inputs = case.draw(35)
@@ -218,8 +220,14 @@ def test_segment_products():
             torch.testing.assert_close(products[:, i, j], expected, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused"])
-@pytest.mark.parametrize("name", ["max-headed, real", "max-headed, complex gates", "complex vector gates"])
+def _twice():
+    """Every mode with one kind of input by default, and a mode for every kind."""
+    names = "max-headed, real", "max-headed, complex gates", "complex vector gates"
+    for i, mode in enumerate(("attention", "scan", "chunk", "recurrent", "fused")):
+        yield from (pytest.param(mode, name, marks=() if j == i % 3 else SLOW) for j, name in enumerate(names))
+
+
+@pytest.mark.parametrize(("mode", "name"), _twice())
 def test_second_derivatives_by_differences(mode, name, cases):
     if mode == "fused" and not name.startswith("max-headed"):
         mode = "auto"

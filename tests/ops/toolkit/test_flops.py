@@ -19,9 +19,9 @@ CASES = {
 
 
 def test_whichever_comes_first(run_python):
-    """Each in a child of one process, which has imported what a counter imports when it counts: that takes seconds."""
+    """Each in a child of one process, which has imported what counters and kernels import: that takes seconds."""
     program = f"""
-import os, sys, torch, torch._dynamo
+import os, sys, torch, torch._dynamo, numba
 assert not {{"recurra", "torch.utils.flop_counter"}} & set(sys.modules)
 for name, case in {CASES}.items():
     print(name, end=": ", flush=True)

@@ -49,10 +49,13 @@ def gate_loop_real(q, k, v, a, x0):
     result = fused(q, k, v, Planes(a, None), Planes(x0, None), backend="numba")
     return result.y, result.last.re
 
+operators = [
+    (scan(False), real), (gate_loop, [q, k, v, a_re, a_im, x0_re, x0_im]),
+    (scan(True), complex_), (gate_loop_real, [q, k, v, a_re, x0_re]),
+]
+
 def everything():
-    results = [*gradients(scan(False), real), *gradients(scan(True), complex_)]
-    results += gradients(gate_loop, [q, k, v, a_re, a_im, x0_re, x0_im])
-    return results + gradients(gate_loop_real, [q, k, v, a_re, x0_re])
+    return [result for operator in operators[:N_OPERATORS] for result in gradients(*operator)]
 
 def same(results, expected):
     return len(results) == len(expected) and all(map(torch.equal, results, expected))
@@ -128,11 +131,12 @@ def test_a_kernel_that_raises_leaves_the_threads_free(kernel, monkeypatch):
     assert not launch._parallel_kernels.locked()
 
 
+@pytest.mark.parametrize("n_operators", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer", ["default", "workqueue"])
-def test_threads_and_forked_children(layer, run_python):
+def test_threads_and_forked_children(layer, n_operators, run_python):
     """With any number of threads, next to other threads and in forked children, results are the same bit for bit."""
     printed = run_python(
-        PRELUDE
+        f"N_OPERATORS = {n_operators}\n{PRELUDE}"
         + """
 import multiprocessing, numba
 from recurra.ops._toolkit.launch import Kernel
@@ -148,8 +152,8 @@ Kernel.__call__ = counted
 for threads in (2, 3, 4):
     torch.set_num_threads(threads)
     parallel.clear()
-    # forward and backward of four operators; rows are split if there are fewer sequences than threads
-    right = same(everything(), expected) and len(parallel) == 8 and (threads == 2 or max(parallel) > 2)
+    # forward and backward of each operator; rows are split if there are fewer sequences than threads
+    right = same(everything(), expected) and len(parallel) == 2 * N_OPERATORS and (threads == 2 or max(parallel) > 2)
     print("threads", threads, right)
 Kernel.__call__ = call
 print("layer", numba.threading_layer())

@@ -1,9 +1,9 @@
 """All Triton kernels compile for two generations of cards, down to machine code; this needs Triton, but no card.
 
 Beside the interpreter, which takes what a compiler refuses, this is what can be known without a card. The interpreter
-runs the combinations of options; compiling takes seconds each, so here every value of every option occurs at least
-once with every kernel it applies to: card, types of numbers and gates, real and complex, scalar and vector gates, and
-block sizes.
+runs the combinations of options; compiling takes seconds each, so here, with what is slow, every value of every option
+occurs at least once with every kernel it applies to: card, types of numbers and gates, real and complex, scalar and
+vector gates, and block sizes.
 """
 
 import os
@@ -44,7 +44,9 @@ def compiled(monkeypatch, tmp_path):
     return texts
 
 
-@pytest.mark.parametrize(("target", "dtype"), [(80, torch.complex64), (90, torch.float64)], ids=str)
+@pytest.mark.parametrize(
+    ("target", "dtype"), [pytest.param(80, torch.complex64, marks=pytest.mark.slow), (90, torch.float64)], ids=str
+)
 def test_scan(compiled, target, dtype):
     compiled["target"] = target
     a, h0 = torch.zeros(1, 130, 64, dtype=dtype), torch.zeros(1, 64, dtype=dtype)
@@ -57,7 +59,10 @@ def test_scan(compiled, target, dtype):
 
 @pytest.mark.parametrize(
     ("target", "number", "plane", "is_complex"),
-    [(80, torch.float32, torch.float32, False), (90, torch.bfloat16, torch.float32, True)],
+    [
+        pytest.param(80, torch.float32, torch.float32, False, marks=pytest.mark.slow),
+        (90, torch.bfloat16, torch.float32, True),
+    ],
     ids=str,
 )
 def test_fused(compiled, target, number, plane, is_complex):
@@ -74,7 +79,7 @@ def test_fused(compiled, target, number, plane, is_complex):
         assert "cp.async" in compiled[name], "the reads of later steps are under way"
 
 
-@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("channels", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_single_steps(compiled, channels):
     """To the compiler, sizes of 1 are constants, and make separate kernels."""
     compiled["target"] = 80
@@ -108,7 +113,11 @@ def test_chunk(compiled, target, number, plane, d_qk, d_v, d_a):
         assert "mma" in compiled[name], "matrix products run on tensor cores"
 
 
-@pytest.mark.parametrize(("target", "number", "size"), [(80, torch.bfloat16, 5), (90, torch.float32, 380)], ids=str)
+@pytest.mark.parametrize(
+    ("target", "number", "size"),
+    [(80, torch.bfloat16, 5), pytest.param(90, torch.float32, 380, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_gru(compiled, target, number, size):
     compiled["target"] = target
     projected, h = torch.zeros(2, 3, 3 * size, dtype=number), torch.zeros(2, size)
