@@ -43,6 +43,9 @@ RECIPES = [
     *(str(path) for path in FILES if path not in FAMILIES),
     *(f"{path}#{name}" for path in FAMILIES for name in variants(path)),
 ]
+OF_EACH_FILE = {next(recipe for recipe in RECIPES if recipe.partition("#")[0] == str(path)) for path in FILES}
+QUICK = OF_EACH_FILE | {*RECIPES[::5]}
+"""Recipes that are built by default; the others are with `-m slow`."""
 VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000, "my-text": 50_277}
 
 
@@ -93,14 +96,20 @@ def name_of(recipe: str) -> str:
     return Path(recipe).relative_to(FOLDER).as_posix()
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def sampled(recipes: list[str]) -> list:
+    return [pytest.param(recipe, marks=() if recipe in QUICK else pytest.mark.slow) for recipe in recipes]
+
+
+@pytest.mark.parametrize("recipe", sampled(RECIPES), ids=name_of)
 def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
     experiment, model = load(recipe), build(recipe)
     groups = parameter_groups(model, experiment.optimizer)
     assert sum(parameter.numel() for group in groups for parameter in group["params"]) == n_parameters(model)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (n % 3 > 0)) for n, path in enumerate(FILES)], ids=name_of
+)
 def test_the_help_of_a_recipe_lists_all_its_keys_and_no_others(path):
     word = next(word for word in RECIPES if word.partition("#")[0] == str(path))
     keys = set(_recipe_keys(load(word).experiment))
@@ -139,7 +148,9 @@ def test_every_row_of_the_papers_tables_has_its_recipe(corpus, number):
     assert rows == {f"{model}-{layers}-n{length}" for model in models for length in lengths}
 
 
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if "transformers.yaml#" in recipe], ids=name_of)
+@pytest.mark.parametrize(
+    "recipe", sampled([recipe for recipe in RECIPES if "transformers.yaml#" in recipe]), ids=name_of
+)
 def test_a_row_is_what_its_name_says(recipe):
     name = recipe.rpartition("#")[2]
     experiment, model = load(recipe), build(recipe)

@@ -189,7 +189,8 @@ def test_lengths_that_are_not_the_models_are_refused():
 @pytest.mark.parametrize("mixer", ["min-gru", "linear-rnn", "mamba2", "gated-delta-net", "rotary-attention"])
 def test_every_mixer_can_be_counted_without_numbers(mixer):
     """In a process of fake tensors, which have no memory that a kernel could read."""
-    model = LanguageModel(LanguageModelConfig(vocab_size=V, n_layer=1, d_model=16, mixer=mixer, d_channel_mixing=8))
+    options = {"window": 9} if mixer == "rotary-attention" else {}
+    model = LanguageModel(LanguageModelConfig(V, None, 1, 16, 8, mixer=mixer, mixer_options=options))
     found = measured_cost(model, 6)
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert found.block_flops > 0

@@ -21,10 +21,15 @@ DEVICE = os.environ.get("RECURRA_TEST_DEVICE")
 """Where modules and inputs are made, as in RECURRA_TEST_DEVICE=cuda; without it, on the CPU."""
 D_MODEL = 12
 VOCABULARY = 11
-IN_A_MODEL = frozenset(random.Random(54).sample(sorted(recurra.list_mixers()), 5))
+IN_A_MODEL = frozenset(random.Random(54).sample(sorted(recurra.list_mixers()), 2))
 """Mixers that are also tested in a language model; the others are with `-m slow`."""
-COMPILED = {"gateloop", "min-gru", "gated-delta-net", "mamba", "mamba3", "slstm", "rotary-attention", "crt-ncgru"}
-"""One case for each kind of operator and of state that the compiler meets; the others are compiled with `-m slow`."""
+COMPILED = {"gateloop", "slstm", "rotary-attention"}
+"""An operator of ours, a cell, and a state that grows; the others are compiled with `-m slow`."""
+KINDS = {
+    *("gateloop", "delta-net", "gru", "mamba2", "rotary-attention", "relative-attention", "rnn-ncgru", "hybrid"),
+    *("recurrent-tied", "transformer-xl-adaptive", "crt-ncgru", "crvit", "rmt", "block-recurrent-transformer"),
+}
+"""One case for each kind of state, for what all modules inherit; the others are with `-m slow`."""
 
 # beside every mixer with its default options
 VARIANTS: dict[str, dict[str, dict]] = {
@@ -95,7 +100,7 @@ class Case(NamedTuple):
     takes_no_steps: bool = True
     traced_steps: int = 3  # the compiler unrolls them; two calls fill a window or segment and begin the next
     pieces: tuple[int, ...] = (1, 1, 2, 3, 5, 7, 16, 17, 31)  # of the cuts: beyond any window, segment and vector
-    n_drawn: int = 3  # cuts, beside those that every case has
+    n_drawn: int = 2  # cuts, beside those that every case has
 
 
 # These models compute a segment of 4 steps after the other and remember 6: 9 steps cross all that there is to cross.
@@ -152,10 +157,10 @@ def _mixer_cases() -> list[Case]:
             build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
             cases.append(Case("-".join(filter(None, [name, variant])), build, _channels))
         # one block; stacks of several are the other models', and of different mixers, the hybrid's
-        # Few cuts are drawn: those that matter to the mixer are drawn for the mixer itself.
+        # One cut is drawn: those that matter to the mixer are drawn for the mixer itself.
         options = {"mixer": name, "mixer_options": OPTIONS.get(name, {}), "n_layer": 1}
         build = lambda options=options: build_model("recurrent", **options)  # noqa: E731
-        cases.append(Case(f"language-model-{name}", build, _tokens, n_drawn=2))
+        cases.append(Case(f"language-model-{name}", build, _tokens, n_drawn=1))
     cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
     return [*cases, Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels)]
 
@@ -193,6 +198,9 @@ def is_sampled(case: Case) -> bool:
 
 def _marked(is_quick: Callable[[Case], bool]) -> list[Any]:
     return [pytest.param(case, id=case.name, marks=() if is_quick(case) else pytest.mark.slow) for case in all_cases()]
+
+
+of_each_kind = pytest.mark.parametrize("case", _marked(lambda case: case.name in KINDS))
 
 
 @pytest.fixture(autouse=True)

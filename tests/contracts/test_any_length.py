@@ -14,7 +14,8 @@ MOST_GRAPHS = 3
 """One for the first length alone, before torch knows that lengths vary; one for any length; one for a single step."""
 UNROLLED = ("crt", "rmt", "block-recurrent", "crvit")
 """Models that take another way at the end of a segment: a graph for each number of segments."""
-QUICK = {"delta-net", "gru", "relative-attention", "rotary-attention", "s4d"}
+QUICK = {"delta-net", "relative-attention"}
+"""A recurrence, and a state that grows; the others are compiled with `-m slow`."""
 OF_SEGMENTS = ("relative-attention", "language-model-relative-attention", "transformer-xl", "hybrid")
 """Their states have a size for each place in a segment. torch takes 0 and 1 for constants: here no call ends there."""
 INSIDE_OF_SEGMENTS = (6, 8, 5, 3, 9, 7, 4, 12, 72, 5)

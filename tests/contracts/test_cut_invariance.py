@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.contracts.conftest import of_each_kind
 from torch import nn
 
 from recurra import state as states
@@ -67,6 +68,7 @@ def test_any_cut_gives_the_whole(case, module):
     check()
 
 
+@of_each_kind
 def test_one_step_at_a_time_gives_the_whole(case, module):
     length = min(23, 2 * max(case.pieces) + 1)
     x = case.draw(2, length)
@@ -87,6 +89,7 @@ class _Checkpointed(nn.Module):
         return checkpointed(self.module, x, state, piece=4)
 
 
+@of_each_kind
 def test_pieces_that_are_computed_again_give_the_whole(case, module):
     x, state = case.draw(2, 9), entering_state(case, module)
     whole = results(module, x, [9], state)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jaxtyping
 import pytest
 import torch
+from tests.contracts.conftest import of_each_kind
 from torch import Tensor
 
 from recurra import state as states
@@ -49,6 +50,7 @@ def refuses(case, module, state, error, *words):
             assert word in message
 
 
+@of_each_kind
 def test_states_of_another_form(case, module):
     """Of another batch, size, rank, type or device, in all of the state or in one of its tensors."""
     for batch in (0, 1, 3):
@@ -68,6 +70,7 @@ def test_states_of_another_form(case, module):
         refuses(case, module, changed(state, number, lambda _: None), (ValueError, TypeError), "None")
 
 
+@of_each_kind
 def test_another_modules_state(case, module):
     state = left_by(case, module)
     refuses(case, module, ForeignState(*list(states.tensors(state))[:1]), TypeError, "a ForeignState")
@@ -86,6 +89,7 @@ def test_another_modules_state(case, module):
             refuses(case, module, state._replace(layers=layers), error, word)
 
 
+@of_each_kind
 def test_another_state_with_lengths(case, module):
     if not case.takes_no_steps:
         return
@@ -152,6 +156,7 @@ def test_the_initial_state_is_the_start(case, module):
     owner.require_state(owner.initial_state(3), 3)
 
 
+@of_each_kind
 def test_another_input(case, module):
     x = case.draw(2, 6)
     if x.is_floating_point() and x.dim() == 3:

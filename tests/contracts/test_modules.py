@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import torch
+from tests.contracts.conftest import of_each_kind
 from tests.tracing import compile_by_tracing
 
 from recurra import state as states
 
 
+@of_each_kind
 def test_deep_copy_is_independent(case, module):
     x = case.draw(2, 6)
     twin = copy.deepcopy(module)
@@ -20,6 +22,7 @@ def test_deep_copy_is_independent(case, module):
     assert torch.equal(module(x)[0], expected)
 
 
+@of_each_kind
 def test_save_and_load(case, module, tmp_path):
     x = case.draw(2, 6)
     torch.save(module.state_dict(), tmp_path / "weights.pt")

@@ -1,6 +1,7 @@
 """States are plain values: passed in and returned, of constant size, float32 or better, never changed in place."""
 
 import torch
+from tests.contracts.conftest import of_each_kind
 
 from recurra import state as states
 
@@ -15,6 +16,7 @@ def draw_leaf(case, length):
     return x.requires_grad_() if x.is_floating_point() else x
 
 
+@of_each_kind
 def test_detach_cuts_the_gradient(case, module):
     x = draw_leaf(case, 6)
     _, state = module(x)
@@ -35,6 +37,7 @@ def test_gradients_flow_through_the_state(case, module):
     assert any(not torch.allclose(one, other) for one, other in zip(through, cut))
 
 
+@of_each_kind
 def test_select_takes_streams_out_of_a_batch(case, module):
     x, later = case.draw(4, 6), case.draw(4, 5)
     _, state = module(x)
@@ -96,6 +99,7 @@ def test_states_stay_float32_where_weights_are_bfloat16(case):
     torch.testing.assert_close(y.float(), exact, rtol=0.2, atol=0.2)
 
 
+@of_each_kind
 def test_bytes_are_counted(case, module):
     _, state = module(case.draw(2, 6))
     assert states.n_bytes(state) == sum(t.numel() * t.element_size() for t in states.tensors(state)) > 0

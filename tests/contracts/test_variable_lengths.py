@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.contracts.conftest import of_each_kind
 
 from recurra import state as states
 from recurra.layers.embeddings import IGNORED_TARGET
@@ -193,6 +194,7 @@ def test_nan_stays_in_its_sequence(case, module):
     assert torch.cat([gradient[:, :5], gradient[:, 9:]], 1).isfinite().all()
 
 
+@of_each_kind
 def test_streams_at_different_places_are_selected(case, module):
     mask = mask_of([2, 7, 5], "left")
     _, state = module(case.draw(*mask.shape), mask=mask)
@@ -203,6 +205,7 @@ def test_streams_at_different_places_are_selected(case, module):
         torch.testing.assert_close(part, whole[index], **CLOSE)
 
 
+@of_each_kind
 def test_errors(case, module, monkeypatch):
     # Bad input is to reach the library's own checks, which the run-time shape checks would forestall.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -5,11 +5,12 @@ import traceback
 from typing import Any
 
 import torch
-from tests.contracts.conftest import Case, all_cases, is_sampled
+from tests.contracts.conftest import KINDS, Case, all_cases
 from tests.devices.elsewhere import DEVICE, NAME
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from recurra import list_mixers
 from recurra import state as states
 
 BEYOND = {"gru", "hyena"}  # call what only a device in C++ has: a fused step, numbers from a list
@@ -46,10 +47,14 @@ def check(case: Case) -> None:
             raise AssertionError(name) from error
 
 
-def check_modules() -> None:
-    """Check all, and print each one's name first: an error inside of autograd kills the process."""
+def check_modules(every: bool) -> None:
+    """Check every case, or each mixer and kind of state.
+
+    Each one's name is printed first: an error inside of autograd kills the process.
+    """
     failed = []
-    cases = [case for case in all_cases() if is_sampled(case) and not BEYOND & set(case.name.split("-"))]
+    few = KINDS | {*list_mixers()}
+    cases = [case for case in all_cases() if (every or case.name in few) and not BEYOND & set(case.name.split("-"))]
     for case in cases:
         print(case.name, flush=True)
         try:

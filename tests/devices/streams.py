@@ -39,7 +39,7 @@ def written(model: nn.Module, draft: nn.Module, folder: Path) -> list[list[int]]
 
 
 def check_streams(folder: Path) -> None:
-    for name in ("gateloop", "gateloop-attention", "transformer-xl-adaptive", "crt-ncgru-adaptive"):
+    for name in ("gateloop", "transformer-xl-adaptive"):
         print(name, flush=True)
         model = build(name)
         draft = copy.deepcopy(model)

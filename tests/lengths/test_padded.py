@@ -141,7 +141,10 @@ def test_a_mask_of_another_kind(monkeypatch):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("mixer", ["gateloop", "linear-attention", "retnet", "lru", "s5"])
+@pytest.mark.parametrize(
+    "mixer",
+    ["gateloop", *(pytest.param(name, marks=pytest.mark.slow) for name in ("linear-attention", "retnet", "lru", "s5"))],
+)
 def test_masks_of_recurrences_compile(mixer):
     options = {"n_heads": 2} if mixer == "retnet" else {}
     model = language_model(mixer=mixer, mixer_options=options, n_layer=1)

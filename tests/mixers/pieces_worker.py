@@ -1,7 +1,8 @@
-"""One of the processes of test_pieces.py: run as `python pieces_worker.py RANK FOLDER`."""
+"""The ranks of test_pieces.py, forked from one process that imports for all: `python pieces_worker.py FOLDER`."""
 
 import os
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from recurra.mixers.base import create_mixer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.train.sequence_parallel import Pieces, SequenceParallel, final_state, in_pieces
+
+RANKS = 3
 
 
 def case(module, x, state, cut):
@@ -66,14 +69,28 @@ def solve(pieces, problems):
 
 
 def main():
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    folder = Path(sys.argv[1])
+    children = []
+    for rank in range(RANKS):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                run(rank, folder)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    assert not any(statuses)
+
+
+def run(rank, folder):
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    store = dist.FileStore(str(folder / "store"), 4)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=240))
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=240))
     problems = torch.load(folder / "problems.pt")
     two = dist.new_group([0, 1])
-    torch.save(solve(Pieces.of(dist.group.WORLD), problems), folder / f"4-{rank}.pt")
+    torch.save(solve(Pieces.of(dist.group.WORLD), problems), folder / f"{RANKS}-{rank}.pt")
     if rank < 2:
         torch.save(solve(Pieces.of(two), problems), folder / f"2-{rank}.pt")
     dist.barrier()

@@ -90,7 +90,7 @@ def write_recipe(
         f"experiment: {experiment}\n"
         f"data: {{path: {corpus}, cache: {corpus}/cache, batch_size: 4, eval_batch_size: 3, segment_length: 8{data}}}\n"
         f"model: {{n_layer: 2, d_model: 8, d_channel_mixing: 12{model}}}\n"
-        "training: {log_every: 1, eval_every: 4, save_every: 3, max_steps: 9, accelerator: cpu, threads: 1,\n"
+        "training: {log_every: 1, eval_every: 3, save_every: 2, max_steps: 5, accelerator: cpu, threads: 1,\n"
         "           tensorboard: false, epochs: 3}\n"
         f"{more}\n"
     )

@@ -50,7 +50,12 @@ def uninterrupted(request, tmp_path_factory) -> tuple[Trainer, dict]:
 
 @pytest.mark.parametrize(
     ("uninterrupted", "stop_at"),
-    [*(("plain", step) for step in (1, 2, 4)), *(("averaged", step) for step in (4, 8))],
+    [
+        ("plain", 2),
+        ("averaged", 4),
+        *(pytest.param("plain", step, marks=pytest.mark.slow) for step in (1, 4)),
+        pytest.param("averaged", 8, marks=pytest.mark.slow),
+    ],
     indirect=["uninterrupted"],
 )
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, uninterrupted):

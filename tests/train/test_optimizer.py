@@ -307,7 +307,7 @@ def test_a_whole_update_is_adams_in_the_eigenvectors():
 
 
 @soap
-@pytest.mark.parametrize("stop_at", [1, 5])
+@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at):
     settings = {"log_every": 1, "save_every": 4, "eval_every": 1}
     optimizer = {"algorithm": "soap", "precondition_frequency": 2}

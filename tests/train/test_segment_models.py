@@ -68,7 +68,12 @@ def fit(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("model", "precision"),
-    [("transformer-xl", "32-true"), ("crt-gru", "bf16-mixed"), ("crt-ncgru", "32-true"), ("rmt", "bf16-mixed")],
+    [
+        ("transformer-xl", "32-true"),
+        ("crt-gru", "bf16-mixed"),
+        pytest.param("crt-ncgru", "32-true", marks=pytest.mark.slow),
+        pytest.param("rmt", "bf16-mixed", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_repeats_the_uninterrupted_one(make, model, precision):
     settings = {"max_steps": 5, "precision": precision, "save_every": 2}
@@ -85,7 +90,15 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(make, model, precision):
         assert torch.equal(weight, whole[name]), name
 
 
-@pytest.mark.parametrize("model", ["transformer-xl", "crt-ncgru", "rmt", "block-recurrent"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "crt-ncgru",
+        "rmt",
+        pytest.param("transformer-xl", marks=pytest.mark.slow),
+        pytest.param("block-recurrent", marks=pytest.mark.slow),
+    ],
+)
 def test_it_learns_and_its_perplexity_is_that_of_any_cut(make, model):
     trainer = make("run", MODELS[model], learning_rate=0.03, epochs=2, eval_every=1000, save_every=1000)
     fit(trainer)
