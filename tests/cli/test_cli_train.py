@@ -114,9 +114,8 @@ def test_a_terminated_run_saves_and_says_how_to_go_on(ended):
     assert (run / "checkpoints" / f"step-{last:010d}.safetensors").is_file()
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys, recipe, tmp_path):
-    run = tmp_path / "run"
-    assert main(["train", recipe, "--run", str(run)]) == 0
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys, trained, tmp_path):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
     expected = measured(run)
     last = run / "checkpoints" / "step-0000000012.safetensors"
     last.write_bytes(last.read_bytes()[:-100])

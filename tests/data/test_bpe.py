@@ -1,4 +1,5 @@
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,20 @@ def encoding():
     return BytePairEncoding.train(BLOCKS, 300)
 
 
+@cache
+def trained(*blocks, size):
+    return BytePairEncoding.train(blocks, size)
+
+
+@cache
+def with_a_merge_of_line_feeds(feed):
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), feed + feed]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, [(feed, feed)]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return letters, tokenizer, BytePairEncoding.from_json(BytePairEncoding(tokenizer).to_json(), "a file")
+
+
 def word_level(unknown):
     tokenizer = Tokenizer(models.WordLevel({"low": 0, "<unk>": 7, "<s>": 8}, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -29,7 +44,7 @@ def test_training_merges_what_is_frequent(encoding):
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_any_text_comes_back(text):
-    encoding = BytePairEncoding.train([], 256)
+    encoding = trained(size=256)
     tokens = encoding.encode(text)
     assert encoding.decode(tokens) == text
     assert len(tokens) == len(text.encode())
@@ -43,7 +58,7 @@ SPACES = st.lists(st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "\r\n", "wide"
 
 @given(SPACES)
 def test_lines_are_encoded_apart(text):
-    encoding = BytePairEncoding.train(BLOCKS + ["wide  \n  new\n"] * 9, 300)
+    encoding = trained(*BLOCKS, *["wide  \n  new\n"] * 9, size=300)
     assert encoding.encodes_lines_apart
     lines = [token for line in text.splitlines(keepends=True) for token in encoding.encode(line).tolist()]
     assert encoding.encode(text).tolist() == lines
@@ -55,11 +70,7 @@ def test_lines_are_encoded_apart(text):
 def test_tokens_of_others_may_span_lines(text):
     """A merge of two line feeds ("\u010a" in the byte alphabet), as GPT-2 has one."""
     feed = "\u010a"
-    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), feed + feed]
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, [(feed, feed)]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    encoding = BytePairEncoding.from_json(BytePairEncoding(tokenizer).to_json(), "a file")
+    letters, tokenizer, encoding = with_a_merge_of_line_feeds(feed)
     assert not encoding.encodes_lines_apart
     assert encoding.encode(text).tolist() == tokenizer.encode(text).ids
     tokens = encoding.encode("a\n\n\nb").tolist()

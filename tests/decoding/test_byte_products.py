@@ -1,11 +1,8 @@
 """Products of whole numbers with the instructions of other machines: the numbers of this one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from tests.processes import Program, run_file
 from torch import nn
 
 from recurra.decoding._products import BLOCK
@@ -51,16 +48,11 @@ def test_other_instructions_give_the_same(machine, tmp_path):
     given = [(layer, torch.randn(2, layer.in_features)) for layer in layers]
     torch.save([(layer.dtype, layer.stored, layer.scale, layer.bias, x) for layer, x in given], tmp_path / "cases")
     (tmp_path / "program.py").write_text(_PROGRAM)  # kernels are cached by the file that they are in
-    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
-    told = subprocess.run(
-        [sys.executable, tmp_path / "program.py", tmp_path / "cases", tmp_path / "results"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    if "unknown" in told.stderr or told.returncode == -4:
+    program = run_file(tmp_path / "program.py", tmp_path / "cases", tmp_path / "results")
+    told = Program(program, tmp_path, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features).wait()
+    if "unknown" in told.stderr or told.status == -4:
         pytest.skip(f"this processor cannot run the code of {name}")
-    assert told.returncode == 0, told.stderr
+    assert told.status == 0, told.said
     per_product, results = torch.load(tmp_path / "results")
     assert per_product == (8 if "avxvnni" in features else 0)
     for (layer, x), y in zip(given, results, strict=True):

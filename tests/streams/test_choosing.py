@@ -64,15 +64,15 @@ def test_the_largest_are_found_where_whole_blocks_are_ruled_out(backend):
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("n_words", [1, 2, 37, 1024, 5003])
 def test_tokens_are_those_of_the_plain_form(n_words, kind):
-    for seed in range(6):
-        logits = (torch.randn(len(SETTINGS), n_words) * (0.02, 3, 30)[seed % 3]).to(kind)
+    for seed in range(3):
+        logits = (torch.randn(len(SETTINGS), n_words) * (0.02, 3, 30)[seed]).to(kind)
         chosen = choose(logits, rows_of(SETTINGS, n_words, seed), backend="numba")
         assert chosen == by_the_plain_form(logits, rows_of(SETTINGS, n_words, seed))
 
 
 def test_ties_and_tokens_that_are_ruled_out():
     """Whole numbers put many tokens on every border."""
-    for seed in range(30):
+    for seed in range(0, 30, 3):
         logits = torch.randint(-3, 4, (len(SETTINGS), 211)).float()
         logits[:, torch.randperm(211)[: 7 * seed]] = -torch.inf
         chosen = choose(logits, rows_of(SETTINGS, 211, seed), backend="numba")

@@ -23,20 +23,23 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
-MIXERS = {"gateloop": {"n_heads": 3, "d_v": 9}, "mamba": {"d_state": 3}}  # one whose gates a single step knows, and not
+GATELOOP = {"gateloop": {"n_heads": 3, "d_v": 9}}  # its gates are known to a single step, those of the others are not
+MIXERS = {"int8": GATELOOP, "float16": {"mamba": {"d_state": 3}}, "float32": {**GATELOOP, "rg-lru": {}}}
 LAYERS = [(0, 6)]
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def make_model() -> LanguageModel:
+def make_model(weights: str) -> LanguageModel:
     torch.manual_seed(0)
+    names = [*MIXERS[weights]]
+    names += names[1:] if weights == "float32" else []  # each RG-LRU says in its state that it has begun
     config = LanguageModelConfig(
         vocab_size=11,
-        n_layer=len(MIXERS),
+        n_layer=len(names),
         d_model=6,
         d_channel_mixing=7,
-        mixer=list(MIXERS),
-        mixer_options=MIXERS,
+        mixer=names,
+        mixer_options=MIXERS[weights],
         tie_embeddings=True,
     )
     return LanguageModel(config).eval()
@@ -44,7 +47,8 @@ def make_model() -> LanguageModel:
 
 @cache
 def exported_with(weights: str) -> _WebModel:
-    return to_web_model(make_model(), weights)
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # comparing symbolic sizes takes longer
+        return to_web_model(make_model(weights), weights)
 
 
 def run_steps(content: bytes, state_shapes: dict[str, tuple[int, ...]]) -> list[np.ndarray]:
@@ -61,7 +65,7 @@ def run_steps(content: bytes, state_shapes: dict[str, tuple[int, ...]]) -> list[
 
 @pytest.mark.parametrize("weights", ["int8", "float16", "float32"])
 def test_the_graph_computes_what_the_model_computes(weights):
-    model = make_model()
+    model = make_model(weights)
     exported = exported_with(weights)
     limit = 1e-2 if weights == "int8" else 2e-5  # an input between two codes can be rounded to either
     assert web_difference(exported) < limit
@@ -92,7 +96,7 @@ def halved(model: LanguageModel) -> LanguageModel:
 
 
 def test_layers_with_gates_that_a_single_step_knows():
-    assert [tuple(layer) for layer in gate_layers(make_model())] == LAYERS  # not Mamba, which looks back
+    assert [tuple(layer) for layer in gate_layers(make_model("float32"))] == LAYERS  # not RG-LRU, which looks back
 
 
 def test_weights_are_stored_in_fewer_bits_and_once():
@@ -109,10 +113,3 @@ def test_weights_are_stored_in_fewer_bits_and_once():
     assert types["float16"]["float16"] > 10 * types["float16"]["float32"]
     assert types["int8"]["int8"] > types["int8"]["float32"]  # the embedding, and what is no linear layer
     assert types["float32"]["int8"] == types["float32"]["float16"] == 0
-
-
-def test_outputs_that_are_equal_constants_stay_two():
-    """Each RG-LRU says in its state that it has begun."""
-    torch.manual_seed(0)
-    config = LanguageModelConfig(vocab_size=11, n_layer=2, d_model=6, d_channel_mixing=7, mixer=["rg-lru", "rg-lru"])
-    assert web_difference(to_web_model(LanguageModel(config).eval(), "float32")) < 2e-5

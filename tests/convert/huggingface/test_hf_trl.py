@@ -70,11 +70,16 @@ PACKED = {"packing": True, "max_length": 20}
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ({}, {}),
-        ({"logit_cap": 2.0}, PACKED),
         ({"tie_embeddings": True}, {"padding_free": True, "max_length": None}),
-        ({"mixer": "gateloop-attention"}, PACKED),
-        ({"mixer": "crt"}, PACKED),
+        *(
+            pytest.param(model, options, marks=pytest.mark.slow)
+            for model, options in (
+                ({}, {}),
+                ({"logit_cap": 2.0}, PACKED),
+                ({"mixer": "gateloop-attention"}, PACKED),
+                ({"mixer": "crt"}, PACKED),
+            )
+        ),
     ],
     ids=str,
 )
@@ -124,7 +129,13 @@ def test_prompt_tuning(tmp_path):
         assert torch.equal(found[:, 3:], expected)
 
 
-@pytest.mark.parametrize(("adapter", "options"), [(None, {"padding_free": True}), (lora, {})], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("adapter", "options"),
+    [
+        pytest.param(None, {"padding_free": True}, marks=pytest.mark.slow, id="full"),
+        pytest.param(lora, {}, id="lora"),
+    ],
+)
 def test_dpo(tmp_path, adapter, options):
     build().save_pretrained(tmp_path / "model")  # from where the trainer loads the reference
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -142,7 +153,7 @@ def test_dpo(tmp_path, adapter, options):
     assert all("lora_" in name for name in moved) == (adapter is not None)
 
 
-@pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [None, pytest.param(lora, marks=pytest.mark.slow)], ids=["full", "lora"])
 def test_grpo(tmp_path, adapter):
     lm = build()
     trainer = trl.GRPOTrainer(
