@@ -1,15 +1,11 @@
 """A request continues from what was read before, and answers to the bit what it answers without."""
 
-import asyncio
 import random
 import sqlite3
-import time
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import torch
-from benchmarks.serve_kills import Killed, service_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -331,27 +327,3 @@ def test_the_file_keeps_the_newest_prefixes(models, tmp_path):
     assert rows[-1][2] == (255).to_bytes(4, "little") * 20
     assert sum(len(store.pack(state)) + len(row[2]) for row in rows) <= 20_000
     kept.close()
-
-
-def test_a_prefix_survives_kill_9(tmp_path):
-    body = {"model": "small", "prompt": [number % 50 for number in range(100)], "max_tokens": 3}
-
-    async def ask(client: httpx.AsyncClient) -> int:
-        answer = await client.post("/v1/completions", json=body)
-        return answer.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-    async def first() -> None:
-        server = Killed(tmp_path)
-        async with await server.client() as client:
-            assert await ask(client) == 0
-        database, end = sqlite3.connect(tmp_path / "sessions.sqlite"), time.monotonic() + 60
-        while not database.execute("SELECT count(*) FROM prefixes").fetchone()[0]:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
-        server.kill()
-        database.close()
-
-    asyncio.run(first())
-    with Running(service_of(tmp_path / "sessions.sqlite")) as running:
-        answer = running.client().post("/v1/completions", json=body).json()
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 99

@@ -2,12 +2,15 @@
 
 import functools
 import http.server
+import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from tests.web.explorer import browsing
 from tests.web.served import Server
 
@@ -17,7 +20,7 @@ CORPUS = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本
 TEXT = """
 experiment: text
 data: {{path: {path}, batch_size: 2, segment_length: 8, {vocabulary}}}
-model: {{n_layer: 2, d_model: 16, d_channel_mixing: 24, mixer_options: {{d_qk: 16, d_v: 16, n_heads: 16}}}}
+model: {{n_layer: {n_layer}, d_model: 16, d_channel_mixing: 24, mixer_options: {{d_qk: 16, d_v: 16, n_heads: 16}}}}
 optimizer: {{learning_rate: 0.02}}
 schedule: {{warmup_steps: 2}}
 training: {{epochs: 4, tensorboard: false, accelerator: cpu, threads: 1}}
@@ -25,7 +28,7 @@ training: {{epochs: 4, tensorboard: false, accelerator: cpu, threads: 1}}
 HORIZON = """
 experiment: memory-horizon
 data: {n_samples: 40, sequence_length: 24, batch_size: 8, resets_per_sample: 2, modulus: 7}
-model: {n_layer: 2, d_model: 8, d_channel_mixing: 16, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}
+model: {n_layer: 1, d_model: 8, d_channel_mixing: 16, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}
 schedule: {warmup_steps: 4}
 training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
 """
@@ -34,15 +37,32 @@ PATIENCE = 120_000
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> Path:
-    """A folder with three small runs: words, bpe and horizon."""
-    folder = tmp_path_factory.mktemp("runs")
+def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Gives a folder of some name, which is made once for all workers; no test may write there."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+    def once(name: str, make: Callable[[Path], None]) -> Path:
+        folder, done = base / name, base / f"{name}.done"
+        with FileLock(base / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return once
+
+
+def _train(folder: Path) -> None:
     (folder / "corpus").mkdir()
     for split in ("train", "valid", "test"):
         (folder / "corpus" / f"{split}.txt").write_text(CORPUS * 8, encoding="utf-8")
+    bpe = "vocabulary: bpe, bpe_vocab_size: 280"
     recipes = {
-        "words": TEXT.format(path=folder / "corpus", vocabulary="vocabulary: words"),
-        "bpe": TEXT.format(path=folder / "corpus", vocabulary="vocabulary: bpe, bpe_vocab_size: 280"),
+        "words": TEXT.format(path=folder / "corpus", n_layer=2, vocabulary="vocabulary: words"),
+        "bpe": TEXT.format(path=folder / "corpus", n_layer=1, vocabulary=bpe),
         "horizon": HORIZON,
     }
     threads = torch.get_num_threads()
@@ -50,7 +70,12 @@ def runs(tmp_path_factory) -> Path:
         (folder / f"{name}.yaml").write_text(recipe, encoding="utf-8")
         assert main(["train", str(folder / f"{name}.yaml"), "--run", str(folder / name)]) == 0
     torch.set_num_threads(threads)  # runs set the number of threads of this process
-    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(shared) -> Path:
+    """A folder with three small runs: words, bpe and horizon."""
+    return shared("web-runs", _train)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ where a test hides that.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,25 +36,18 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def folder(runs, tmp_path_factory) -> Path:
-    written = tmp_path_factory.mktemp("webgpu")
-    assert main(["export", "web", str(runs / "words"), str(written), "--weights", "float32", "--webgpu"]) == 0
-    return written
+def folder(runs, shared) -> Path:
+    def export(folder: Path) -> None:
+        assert main(["export", "web", str(runs / "bpe"), str(folder), "--weights", "float32", "--webgpu"]) == 0
 
-
-@pytest.fixture
-def described(folder):
-    """What the folder says of itself; a test that writes something else there finds it as it was."""
-    before = (folder / "engine.json").read_text()
-    yield json.loads(before)
-    (folder / "engine.json").write_text(before)
+    return shared("web-webgpu", export)
 
 
 def written(page, runs) -> tuple[str, str]:
     """What the page writes after the prompt, and what Python does."""
     choose_greedily(page, N_TOKENS)
     read(page, PROMPT, then_write=True)
-    run = open_run(runs / "words")
+    run = open_run(runs / "bpe")
     stream = Stream(run.model, run.tokenizer)
     stream.feed(PROMPT)
     wait_for(page, stream.position + N_TOKENS)
@@ -84,14 +78,16 @@ def test_webgpu_writes_what_python_writes(chosen, runs, folder, page, static_hos
 
 
 @pytest.mark.slow
-def test_logits_that_differ_are_not_used(folder, described, page, static_host):
-    address = static_host(folder)
+def test_logits_that_differ_are_not_used(folder, tmp_path, page, static_host):
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    address = static_host(changed)
     require_adapter(page, address)
     page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
+    described = json.loads((changed / "engine.json").read_text())
     described["models"][0]["tolerance"] = -1
-    (folder / "engine.json").write_text(json.dumps(described))
+    (changed / "engine.json").write_text(json.dumps(described))
     open_explorer(page, address)
-    assert "WebAssembly, 1 thread (no WebGPU: its logits of words differ by" in used(page)
+    assert "WebAssembly, 1 thread (no WebGPU: its logits of bpe differ by" in used(page)
 
 
 GONE = "Object.defineProperty(Navigator.prototype, 'gpu', {get: () => undefined})"
@@ -101,17 +97,18 @@ SOFTWARE = """Object.defineProperty(Navigator.prototype, 'gpu', {
 
 
 @pytest.mark.parametrize(
-    ("gpu", "query", "reason"),
+    ("gpu", "reason"),
     [
-        (GONE, "", "this browser has no WebGPU"),
-        (SOFTWARE, "", "this browser's is software, slower than WebAssembly"),
+        pytest.param(GONE, "this browser has no WebGPU", marks=pytest.mark.slow, id="none"),
+        pytest.param(SOFTWARE, "this browser's is software, slower than WebAssembly", id="software"),
     ],
-    ids=["none", "software"],
 )
-def test_webassembly_is_used_without_a_gpu_or_if_asked_for(gpu, query, reason, folder, page, static_host):
+def test_webassembly_is_used_without_a_gpu(gpu, reason, runs, folder, page, static_host):
     page.add_init_script(gpu)
-    open_explorer(page, static_host(folder) + query)
+    open_explorer(page, static_host(folder))
     assert used(page) == f"runs in this page: WebAssembly, 1 thread (no WebGPU: {reason})"
+    ours, expected = written(page, runs)
+    assert ours == expected
 
 
 @pytest.mark.parametrize(
