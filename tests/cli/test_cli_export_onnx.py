@@ -53,7 +53,6 @@ def runs(tmp_path_factory) -> Path:
         assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
     said, traced = io.StringIO(), []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr(torch._dynamo.config, "fake_tensor_cache_enabled", False)  # comparing sizes takes longer
         patch.setattr(onnx_file, "to_onnx", lambda *given, **more: traced.append(to_onnx(*given, **more)) or traced[0])
         assert main(["export", "onnx", str(folder / "words"), str(folder / "words.onnx")]) == 0
         patch.setattr(onnx_file, "to_onnx", lambda *_, **__: traced[0])

@@ -109,6 +109,5 @@ def test_a_mixer_of_ones_own_that_onnx_has_not_is_refused():
         pytest.raises(
             ValueError, match=r"(?s)the model cannot be written in ONNX.*aten.exp.default on complex numbers"
         ),
-        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
-    ):  # comparing symbolic sizes takes longer
+    ):
         to_onnx(model)

@@ -47,8 +47,7 @@ def make_model(weights: str) -> LanguageModel:
 
 @cache
 def exported_with(weights: str) -> _WebModel:
-    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # comparing symbolic sizes takes longer
-        return to_web_model(make_model(weights), weights)
+    return to_web_model(make_model(weights), weights)
 
 
 def run_steps(content: bytes, state_shapes: dict[str, tuple[int, ...]]) -> list[np.ndarray]:

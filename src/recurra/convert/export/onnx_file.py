@@ -267,7 +267,7 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
     n_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if n_bytes > _LARGEST_FILE:
         raise ValueError(f"the weights are {n_bytes / 2**30:.1f} GiB; expected at most 2, which an ONNX file can hold")
-    with quietly():
+    with tracing():
         traced = prefill_program(model, batch=None)
         program = RealProgram(traced.program).eval()
         names = [tensor.name for tensor in traced.state]
@@ -313,7 +313,7 @@ def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
     Of the 8 bits of a weight, 7 are used: on processors without VNNI instructions, onnxruntime adds two products of 8
     bits in 16, where they overflow in silence.
     """
-    with tempfile.TemporaryDirectory() as folder, quietly():
+    with tempfile.TemporaryDirectory() as folder, tracing():
         path = Path(folder) / "int8.onnx"
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
         return onnx.load(path)
@@ -342,14 +342,15 @@ def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Silence what tracers say about missing packages and about their own deprecated code."""
+def tracing() -> Iterator[None]:
+    """Silence what tracers say about missing packages and their own deprecated code, and let them trace faster."""
     loggers = [logging.getLogger(name) for name in (None, "torch.onnx._internal.exporter._registration")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        # looking up what was computed for other symbolic sizes takes longer than to compute it again
+        with warnings.catch_warnings(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import default_decompositions
 
 from recurra.checks import require_literal
-from recurra.convert.export.onnx_file import OPSET, quietly
+from recurra.convert.export.onnx_file import OPSET, tracing
 from recurra.convert.export.programs import (
     AT_ONE_STEP,
     GatedModel,
@@ -54,10 +54,11 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> _WebModel:
     """
     require_literal(_Weights, weights=weights)
     twin, codes = _rounded(model, weights)
-    step, gates = gated_step_program(twin)
+    with tracing():
+        step, gates = gated_step_program(twin)
     names = [tensor.name for tensor in step.state]
     arguments = torch.zeros(1, 1, dtype=torch.int64), *zero_state(step.state, 1)
-    with quietly(), torch.no_grad():
+    with tracing(), torch.no_grad():
         program = torch.export.export(RealProgram(step.program).eval(), arguments, strict=False)
         exported = torch.onnx.export(
             program.run_decompositions(default_decompositions() | AT_ONE_STEP),
