@@ -20,7 +20,7 @@ CORPUS = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本
 TEXT = """
 experiment: text
 data: {{path: {path}, batch_size: 2, segment_length: 8, {vocabulary}}}
-model: {{n_layer: {n_layer}, d_model: 16, d_channel_mixing: 24, mixer_options: {{d_qk: 16, d_v: 16, n_heads: 16}}}}
+model: {{n_layer: 1, d_model: 16, d_channel_mixing: 24, mixer_options: {{d_qk: 16, d_v: 16, n_heads: 16}}}}
 optimizer: {{learning_rate: 0.02}}
 schedule: {{warmup_steps: 2}}
 training: {{epochs: 4, tensorboard: false, accelerator: cpu, threads: 1}}
@@ -61,8 +61,8 @@ def _train(folder: Path) -> None:
         (folder / "corpus" / f"{split}.txt").write_text(CORPUS * 8, encoding="utf-8")
     bpe = "vocabulary: bpe, bpe_vocab_size: 280"
     recipes = {
-        "words": TEXT.format(path=folder / "corpus", n_layer=2, vocabulary="vocabulary: words"),
-        "bpe": TEXT.format(path=folder / "corpus", n_layer=1, vocabulary=bpe),
+        "words": TEXT.format(path=folder / "corpus", vocabulary="vocabulary: words"),
+        "bpe": TEXT.format(path=folder / "corpus", vocabulary=bpe),
         "horizon": HORIZON,
     }
     threads = torch.get_num_threads()
@@ -85,7 +85,7 @@ def browser() -> Iterator[object]:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _server(runs, tmp_path_factory) -> Iterator[Server]:
     for package in ("fastapi", "uvicorn", "sse_starlette"):
         pytest.importorskip(package, reason="needs the extra serve: pip install recurra[serve]")
