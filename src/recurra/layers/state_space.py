@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import choose, require, require_at_least, require_positive
+from recurra.layers.convolution import causal_convolution
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.ops._operator import OneNode, is_any_length
-from recurra.ops.scan.convolution import transform_length
 from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
 
@@ -137,12 +137,12 @@ def _run_channels_by_convolution(x: Tensor, ssm: ChannelSSM, h0: Tensor | None =
         if h0 is not None:
             weights = torch.cat([weights, ssm.c * ssm.a * h0])
         responses = _decay(weights, jumps, within, length)
-        y = _convolve(responses[0], signal)
+        y = causal_convolution(x, responses[0].t())
         last = ssm.b * _accumulate(signal, jumps, within)
         if h0 is not None:
-            y = y + responses[1:]
+            y = y + responses[1:].transpose(1, 2)
             last = last + jumps[:, length // block] * within[:, length % block] * h0
-    return y.transpose(1, 2), last
+    return y, last
 
 
 def run_dense(
@@ -198,13 +198,6 @@ def _accumulate(signal: Tensor, jumps: Tensor, within: Tensor) -> Tensor:
     summed = blocks.flatten(1, 2) @ torch.cat([remaining.real, remaining.imag], -1)  # (D, B I, 2 n)
     re, im = summed.unflatten(1, (-1, n_blocks)).chunk(2, -1)
     return (torch.complex(re, im) * jumps[:, None, :-1].flip(2)).sum(2).transpose(0, 1)
-
-
-def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
-    """sum_s kernel_s x_{t - s} for a kernel (D, L) and x (B, D, L), padded so that nothing wraps around."""
-    padded = transform_length(2 * signal.shape[2] - 1)
-    spectrum = torch.fft.rfft(kernel, padded) * torch.fft.rfft(signal, padded)
-    return torch.fft.irfft(spectrum, padded)[..., : signal.shape[2]]
 
 
 def _hippo_normal_modes(d_state: int) -> tuple[Float[Tensor, " n"], Complex[Tensor, "N n"]]:
