@@ -106,5 +106,5 @@ def test_the_transition_is_that_of_the_recurrence():
 def test_next_steps_pass_over_padding():
     mask = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
     values = (torch.arange(1.0, 16.0).view(3, 5) * mask)[..., None, None]
-    expected = torch.tensor([[2.0, 2, 4, 4, 0, 0], [6, 7, 10, 10, 10, 0], [0, 0, 0, 0, 0, 0]])
-    assert torch.equal(_of_next_steps(values, mask)[..., 0, 0], expected)
+    expected = torch.tensor([[2.0, 2, 4, 4, 1, 1], [6, 7, 10, 10, 10, 1], [1, 1, 1, 1, 1, 1]])
+    assert torch.equal(_of_next_steps(values, mask, 1.0)[..., 0, 0], expected)

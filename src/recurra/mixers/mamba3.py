@@ -48,10 +48,10 @@ class Mamba3(Mixer):
     shared by the heads of a group, and get a bias of each head, which starts at 1. The skip starts at 1, step sizes at
     0 log-uniform from min_step to max_step. This is the SISO form, without a norm before W_o.
 
-    Decided: a call rotates B and C relative to its last step, and the state that enters by all angles of the call, so
-    that products stay real and no angle is kept. The angles are summed in float64. B_t^T u_t, which counts in step t
-    and again in the next one, is written once with both weights, and what it adds too early to step t is taken off.
-    Padding has a step size of 0.
+    Decided: a call rotates B and C relative to its first step, and the state that it returns back by all angles of the
+    call, so that products stay real and no angle is kept. The angles are summed in float64. B_t^T u_t, which counts in
+    step t and again in the next one, is written once, at the next step, with both weights; C_t B_t^T u_t is added to
+    y_t by itself. Padding has a step size of 0.
 
     Args:
         d_state: rows of a head's state, the channels of B and C in a group.
@@ -114,17 +114,19 @@ class Mamba3(Mixer):
         b, c = self._selected(b, self.b_norm, self.b_bias), self._selected(c, self.c_norm, self.c_bias)
         step, transition = self._timed(step, decay, mask)
         weight = torch.sigmoid(at_least_float32(weight))[..., None]
-        angles, whole = _to_the_last(self._angles(step, theta))
-        now, later = weight * step, _of_next_steps((1 - weight) * step, mask)
-        entering = state.h + later[:, 0, ..., None] * state.b[..., None] * state.u[:, :, None]
-        h0 = turn(entering.transpose(-1, -2), whole[:, :, None]).transpose(-1, -2)
-        later = later[:, 1:]
-        b_turned, c_turned, dots = turned(b, c, angles, now + later)
+        angles = _from_the_start(self._angles(step, theta))
+        now, again = weight * step, _of_next_steps((1 - weight) * step * transition, mask, 0.0)
+        scale = now * _of_next_steps(transition, mask, 1.0)[:, 1:] + again[:, 1:]
+        b_turned, c_turned, dots = turned(b, c, angles, scale)
+        keys, values = _of_steps_before(again[:, 0] * state.b, b_turned, mask), _of_steps_before(state.u, u, mask)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(c_turned, mask_fill(b_turned, mask, 0), u, transition, state=h0)
-        y = y + (at_least_float32(self.skip)[:, None] - later * dots) * u
+            y, h = gate_loop(c_turned, mask_fill(keys, mask, 0), values, transition, state=state.h)
+        written = _last_counted(torch.zeros_like(state.b), b_turned, mask)
+        h = h + written[..., None] * _last_counted(state.u, u, mask)[:, :, None]
+        h = turn(h.transpose(-1, -2), -angles[:, -1, :, None])
+        y = y + (at_least_float32(self.skip)[:, None] + now * dots) * u
         y = y.flatten(-2) * functional.silu(at_least_float32(z))
-        last = Mamba3State(h, _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
+        last = Mamba3State(h.transpose(-1, -2), _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
         return self.output_projection(y.to(x.dtype)), last
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -146,21 +148,20 @@ class Mamba3(Mixer):
         return math.pi * step * torch.tanh(at_least_float32(theta))[:, :, None]
 
 
-def _to_the_last(angles: Float[Tensor, "B L H pairs"]) -> tuple[Tensor, Float[Tensor, "B H pairs"]]:
-    """Minus the angles between each step and the last one, and minus those of all steps, within half a turn of 0."""
-    if not isinstance(angles.shape[1], torch.SymInt) and angles.shape[1] == 1:
-        return torch.zeros_like(angles), -angles[:, 0]
+def _from_the_start(angles: Float[Tensor, "B L H pairs"]) -> Float[Tensor, "B L H pairs"]:
+    """The angles between the state and each step, within half a turn of 0.
+
+    Angles to the last step would let later steps change earlier results by rounding.
+    """
     sums = angles.double().cumsum(1)  # float32 would lose digits of long sums
-    return _within_a_turn(sums - sums[:, -1:]).to(angles.dtype), _within_a_turn(-sums[:, -1]).to(angles.dtype)
+    return (sums - 2 * math.pi * torch.round(sums / (2 * math.pi))).to(angles.dtype)
 
 
-def _within_a_turn(angles: Tensor) -> Tensor:
-    return angles - 2 * math.pi * torch.round(angles / (2 * math.pi))
-
-
-def _of_next_steps(values: Float[Tensor, "B L H 1"], mask: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B L_1 H 1"]:
-    """The values of the first counted step after the state, and after each step; zeros if there is none."""
-    values = functional.pad(values, (0, 0, 0, 0, 0, 1))
+def _of_next_steps(
+    values: Float[Tensor, "B L H 1"], mask: Bool[Tensor, "B L"] | None, end: float
+) -> Float[Tensor, "B L_1 H 1"]:
+    """The values of the first counted step after the state, and after each step; `end` if there is none."""
+    values = functional.pad(values, (0, 0, 0, 0, 0, 1), value=end)
     if mask is None:
         return values
     length = mask.shape[1]
@@ -168,6 +169,18 @@ def _of_next_steps(values: Float[Tensor, "B L H 1"], mask: Bool[Tensor, "B L"] |
     counted = functional.pad(steps.masked_fill(~mask, length), (0, 1), value=length)
     nearest = counted.flip(1).cummin(1).values.flip(1)
     return values.gather(1, nearest[..., None, None].expand(values.shape))
+
+
+def _of_steps_before(
+    first: Float[Tensor, "B *rest"], steps: Float[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None
+) -> Float[Tensor, "B L *rest"]:
+    """What the counted step before each step has; `first` before the first."""
+    known = torch.cat([first[:, None], steps], 1)
+    if mask is None:
+        return known[:, :-1]
+    numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    newest = functional.pad((mask * numbers).cummax(1).values, (1, 0))[:, :-1]
+    return known[torch.arange(len(newest), device=mask.device)[:, None], newest]
 
 
 def _last_counted(
