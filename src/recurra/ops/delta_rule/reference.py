@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.ops.gate_loop.reference import decays, into_blocks
+from recurra.ops.gate_loop.reference import causal_in_nonfinite, decays, into_blocks
 
 _CHUNK = 64  # steps, a power of 2
 
@@ -30,6 +30,7 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, h: Tensor) 
     return torch.stack(outputs, 1), h
 
 
+@causal_in_nonfinite(5)
 def chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, h: Tensor) -> _Result:
     """Compute in chunks of 64 steps by matrix products (Yang et al., arXiv 2406.06484, and arXiv 2412.06464).
 

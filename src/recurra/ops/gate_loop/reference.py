@@ -1,14 +1,16 @@
 """GateLoop's recurrence in plain torch, in ways with one result: steps, a scan, chunks and attention."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_tensor, sentence
-from recurra.ops._operator import HALF, OneNode, is_any_length
+from recurra.ops._operator import HALF, OneNode, has_numbers, is_any_length, transforms_are_active
 from recurra.ops.scan.operator import linear_scan
 
 
@@ -56,6 +58,42 @@ def into_blocks(x: Shaped[Tensor, "B L H d"], size: int, padding: float) -> Shap
     return x.transpose(1, 2).unflatten(2, (-1, size))
 
 
+def nonfinite_steps(*inputs: Shaped[Tensor, "B L ..."]) -> Bool[Tensor, "B L"] | None:
+    """Mark the steps at which some input has an infinity or NaN; None if there are none.
+
+    None in a trace and under torch.func, too. To look at other devices than the CPU first would be to wait for them.
+    """
+    if transforms_are_active() or not has_numbers(*inputs):
+        return None
+    if inputs[0].device.type == "cpu" and all(x.detach().sum().isfinite() for x in inputs):
+        return None
+    return torch.stack([~x.detach().isfinite().flatten(2).all(-1) for x in inputs]).any(0)
+
+
+def causal_in_nonfinite(
+    n_inputs: int,
+) -> Callable[[Callable[..., tuple[Tensor, Tensor]]], Callable[..., tuple[Tensor, Tensor]]]:
+    """Make a mode of masked products causal for infinities and NaN, which times 0 would reach earlier steps.
+
+    From the first step of a sequence at which one of the mode's first `n_inputs` arguments has one, results are NaN.
+    """
+
+    def wrap(mode: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+        @functools.wraps(mode)
+        def run(*arguments: Any) -> tuple[Tensor, Tensor]:
+            inputs, rest = arguments[:n_inputs], arguments[n_inputs:]
+            bad = nonfinite_steps(*inputs)
+            if bad is None:
+                return mode(*arguments)
+            bad = bad.cummax(1).values[:, :, None, None]
+            y, last = mode(*(x.masked_fill(bad, 0) for x in inputs), *rest)
+            return y.masked_fill(bad, torch.nan), last.masked_fill(bad[:, -1:], torch.nan)
+
+        return run
+
+    return wrap
+
+
 # Symbols are those of GateLoop (7)-(9): h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n; a_n acts on the key side.
 # Shapes: q, k (B, L, H, d_qk); v (B, L, H, d_v); a (B, L, H, 1) or (B, L, H, d_qk); h (B, H, d_qk, d_v). All modes
 # take tensors of one compute type (see `operator.py`) and a state.
@@ -84,6 +122,7 @@ def scan(
     return (q[..., :, None] * states).sum(-2), states[:, -1].clone()
 
 
+@causal_in_nonfinite(4)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
@@ -145,6 +184,7 @@ _CHUNK = 64
 """Steps per chunk, a power of 2."""
 
 
+@causal_in_nonfinite(4)
 def chunk(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
@@ -271,6 +311,9 @@ def softmax_attention(
         return _any_steps(q, k, v, a, window)
     given = functools.reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype))
     gated = functools.reduce(torch.promote_types, (q.dtype, k.dtype, a.dtype, torch.float32))
+    of_queries, of_keys = nonfinite_steps(q), nonfinite_steps(k, v, a)
+    if of_queries is not None or of_keys is not None:
+        return _softmax_of_finite(q, k, v, a, window, of_queries, of_keys)
     q, k, a = (x.to(gated).transpose(1, 2) for x in (q, k, a))
     weighed = torch.promote_types(v.dtype, q.real.dtype)
     v = v.to(weighed).transpose(1, 2)
@@ -280,6 +323,22 @@ def softmax_attention(
     with torch.autocast(q.device.type, enabled=False):
         y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
     return y.to(given) if given in HALF else y
+
+
+def _softmax_of_finite(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None, of_queries: Tensor | None, of_keys: Tensor | None
+) -> Tensor:
+    """Attend without the steps that have infinities or NaN; NaN where they would have been seen."""
+    length, n_keys = q.shape[1], k.shape[1]
+    q, k, v, a = (
+        x if bad is None else x.masked_fill(bad[:, :, None, None], 0)
+        for x, bad in ((q, of_queries), (k, of_keys), (v, of_keys), (a, of_keys))
+    )
+    seen = q.new_zeros(q.shape[0], length, dtype=torch.bool) if of_queries is None else of_queries
+    if of_keys is not None:
+        counts = functional.pad(of_keys.cumsum(1), (min(window or n_keys, n_keys), 0))
+        seen = seen | (counts[:, -length:] > counts[:, n_keys - length : n_keys])
+    return softmax_attention(q, k, v, a, window=window).masked_fill(seen[:, :, None, None], torch.nan)
 
 
 def _softmax_result(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None) -> Tensor:

@@ -1,0 +1,84 @@
+"""Every mode of every operator over time: no later input changes an earlier result, be it an outlier, inf or NaN."""
+
+import pytest
+import torch
+
+from recurra import delta_rule, gate_loop, linear_scan
+from recurra.ops.gate_loop.reference import softmax_attention
+from recurra.ops.scan.convolution import convolution_scan
+
+LENGTH, STEP = 150, 130  # chunks have 64 steps, and blocks of transforms 32 and more
+ROUNDING = 8 * torch.finfo(torch.float32).eps
+SHAPE = (2, LENGTH, 2)
+
+
+def inputs(*sizes: int) -> list[torch.Tensor]:
+    """Tensors over time with gates in (0, 1) last."""
+    *others, gate = (torch.randn(*SHAPE, size) for size in sizes)
+    return [*others, torch.sigmoid(gate + 2)]
+
+
+def turning(function, **options):
+    """The function with gates that turn, too."""
+    return lambda q, k, v, a: function(q, k, v, torch.polar(a, 3 * a), **options)
+
+
+GATED = {
+    f"gate_loop, {mode}, {name}": (lambda *x, mode=mode: gate_loop(*x, mode=mode)[0], sizes)
+    for mode in ("recurrent", "scan", "chunk", "attention")
+    for name, sizes in {"a gate a head": (3, 3, 5, 1), "a gate a channel": (3, 3, 5, 3)}.items()
+}
+TURNING = {
+    f"gate_loop, {mode}, complex": (turning(lambda *x, mode=mode: gate_loop(*x, mode=mode)[0]), (3, 3, 5, 3))
+    for mode in ("recurrent", "scan", "chunk", "attention")
+}
+DELTA = {
+    f"delta_rule, {mode}": (lambda q, k, v, b, a, mode=mode: delta_rule(q, k, v, a, b, mode=mode)[0], (3, 3, 5, 1, 1))
+    for mode in ("recurrent", "chunk", "fused")
+}
+CASES = {
+    **GATED,
+    **TURNING,
+    **DELTA,
+    "gate_loop, fused": (lambda *x: gate_loop(*x, mode="fused")[0], (1, 1, 1, 1)),
+    "linear_scan": (lambda b, a: linear_scan(a, b), (5, 5)),
+    "linear_scan, reference": (lambda b, a: linear_scan(a, b, backend="reference"), (5, 5)),
+    "convolution_scan": (lambda b, _: convolution_scan(torch.tensor(0.9), b), (5, 1)),
+    "softmax_attention": (softmax_attention, (3, 3, 5, 3)),
+    "softmax_attention, window": (lambda *x: softmax_attention(*x, window=7), (3, 3, 5, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("recording", [False, True], ids=["without gradients", "with gradients"])
+def test_a_later_input_changes_no_result(name: str, recording: bool):
+    function, sizes = CASES[name]
+    if recording and name == "delta_rule, fused":
+        pytest.skip("the kernel has no derivatives")
+    tensors = inputs(*sizes)
+
+    def results(number: int | None, value: float) -> torch.Tensor:
+        changed = [x.clone() for x in tensors]
+        if number is not None:
+            changed[number][0, STEP] = value
+        y = function(*(x.requires_grad_(recording) for x in changed)).detach()
+        assert number is None or not torch.isfinite(torch.tensor(value)) or y.isfinite().all()
+        return torch.cat([y[:1, :STEP], y[1:, :STEP]])
+
+    expected = results(None, 0.0)
+    limit = ROUNDING * float(expected.abs().max())
+    for number in range(len(tensors)):
+        is_gate = number == len(tensors) - 1
+        for value in (1.0,) if is_gate else (1e6, torch.inf, torch.nan):
+            torch.testing.assert_close(results(number, value), expected, rtol=0, atol=limit)
+
+
+def test_attention_forgets_an_infinity_with_its_window():
+    q, k, v, a = inputs(3, 3, 5, 1)
+    expected = softmax_attention(q, k, v, a, window=7)
+    v = v.clone()
+    v[0, 100] = torch.inf
+    y = softmax_attention(q, k, v, a, window=7)
+    assert y[0, 100:107].isnan().all()
+    torch.testing.assert_close(y[0, 107:], expected[0, 107:])
+    torch.testing.assert_close(y[1], expected[1])
