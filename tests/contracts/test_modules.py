@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.contracts.conftest import of_each_kind
+from tests.contracts.conftest import D_MODEL, of_each_kind
 from tests.tracing import compile_by_tracing
 
 from recurra import state as states
@@ -75,3 +75,15 @@ def test_compile_equals_eager(compiled_case):
 
     for actual, expected in zip(run(start, proceed), run(module, module), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_bfloat16_keeps_what_makes_transitions(mixer):
+    """A whole layer in bfloat16 stays near itself for hundreds of steps: decays and frequencies are not rounded."""
+    exact, x = mixer.float(), torch.randn(2, 300, D_MODEL).bfloat16()
+    kept = {name: weight.clone() for name, weight in exact.named_parameters()}
+    rounded = copy.deepcopy(exact).bfloat16()
+    with torch.no_grad():
+        expected, found = exact(x.float())[0][:, -50:], rounded(x)[0][:, -50:].float()
+    assert (found - expected).norm() <= 0.06 * expected.norm()
+    for name, weight in rounded.float().named_parameters():
+        assert torch.equal(weight, kept[name]) or torch.equal(weight, kept[name].bfloat16().float())

@@ -11,7 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_at_least, require_tensor, sentence
+from recurra.layers.feed_forward import BlockDiagonalLinear
 from recurra.lengths import mask_fill, run_lengths, run_resets
+from recurra.ops._operator import HALF
 from recurra.registry import Registry
 from recurra.state import Ragged, require_streams
 
@@ -186,6 +188,26 @@ class Mixer(nn.Module, ABC):
     def transition_parameters(self) -> set[nn.Parameter]:
         """The parameters of the transition a_n, which may want their own learning rate and weight decay; none here."""
         return set()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Mixer":
+        """Keep what makes transitions in float32 when the rest becomes float16 or bfloat16.
+
+        Rounded to 8 bits, a decay or frequency is another one: its error grows with every step. Weights of linear
+        layers, which make transitions from inputs, are converted.
+        """
+        of_inputs = [m for m in self.modules() if isinstance(m, (nn.Linear, BlockDiagonalLinear))]
+        filters = [m for m in self.modules() if getattr(m, "needs_exact_weights", False)]
+        exact = self.transition_parameters() - {weight for layer in of_inputs for weight in layer.parameters()}
+        exact.update(weight for layer in filters for weight in layer.parameters())
+        kept = {id(part) for weight in exact for part in (weight, weight.grad)}
+
+        def convert(tensor: Tensor) -> Tensor:
+            converted = fn(tensor)
+            if id(tensor) in kept and converted.dtype in HALF and tensor.dtype not in HALF:
+                return tensor.to(converted.device)
+            return converted
+
+        return super()._apply(convert, recurse)  # type: ignore[no-any-return, misc]
 
     def why_not_exportable(self) -> str:
         """Say why no graph of this mixer serves any number of steps; empty if one does."""
