@@ -207,7 +207,7 @@ class Mixer(nn.Module, ABC):
                 return tensor.to(converted.device)
             return converted
 
-        return super()._apply(convert, recurse)  # type: ignore[no-any-return, misc]
+        return super()._apply(convert, recurse)
 
     def why_not_exportable(self) -> str:
         """Say why no graph of this mixer serves any number of steps; empty if one does."""
