@@ -87,3 +87,10 @@ def test_features_are_orthogonal_within_blocks_and_gaussian_in_length():
     torch.testing.assert_close(many.T @ many / 8000, torch.eye(4), rtol=0, atol=0.07)
     assert many.mean(0).abs().max() < 0.05
     assert 0.5 < many.square().sum(1).var() / 8 < 1.5  # of a chi-squared variable with 4 degrees of freedom
+
+
+def test_the_first_step_reads_its_own_value():
+    """Whatever the features: their sum divides itself out, also where it is 1."""
+    layer, x = Performer(8, n_heads=2, n_features=1).double(), torch.randn(3, 1, 8, dtype=torch.float64)
+    expected = layer.output_projection(layer.qkv(x).chunk(3, -1)[2])
+    torch.testing.assert_close(layer(x)[0], expected)
