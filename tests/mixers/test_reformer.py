@@ -35,7 +35,10 @@ def by_rounds(layer: Reformer, x: torch.Tensor) -> torch.Tensor:
                     n_shared = sum(one == other for one, other in zip(buckets[i][h], buckets[j][h]))
                     if buckets[i][h][r] == buckets[j][h][r]:
                         penalty = 1e5 if i == j else torch.tensor(float(n_shared)).double().log()
-                        scores.append(q[i, h] @ q[j, h] / q[j, h].norm() - penalty)
+                        length = (
+                            q[j, h].square().sum() + 1e-6 * q.shape[-1]
+                        ).sqrt()  # the authors' code adds 1e-6 to the mean
+                        scores.append(q[i, h] @ q[j, h] / length - penalty)
                         values.append(v[j, h])
                 scores = torch.stack(scores)
                 sums.append(scores.logsumexp(0))

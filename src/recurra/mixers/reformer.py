@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads, require_probability, require_whole_number
 from recurra.layers.attention import append_to_cache, cache_limit, dot_product_attention, trim_cache, windows
@@ -82,7 +81,8 @@ class Reformer(Mixer):
         queries, values = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in projected)
         known = append_to_cache(state, ReformerState(queries, values, self._buckets(queries)))
         dtype, dropout = projected[0].dtype, self.dropout if self.training else 0.0
-        keys = functional.normalize(known.queries, dim=-1)
+        # as in the authors' code, whose epsilon is added to the mean square: a row of zeros has bounded gradients
+        keys = known.queries * torch.rsqrt(known.queries.square().sum(-1, keepdim=True) + 1e-6 * queries.shape[-1])
         queries, keys, values = (part.to(dtype).transpose(1, 2) for part in (queries, keys, known.values))
         if not dropout and is_any_length(keys.shape[2]):
             y = _any_steps(queries, keys, values, known.buckets, self.window)
