@@ -24,7 +24,7 @@ STATE, TOGETHER = 60_000, 64
 
 def database(kept: SessionStore, names: list[str], turn: int) -> None:
     piece = TranscriptPart(16 * turn, bytes(64), bytes(64), bytes(16))
-    records = [SessionRecord("", name, "model", 0.0, 0.0, 16 * turn, bytes(256), bytes(STATE)) for name in names]
+    records = [SessionRecord("", name, "model", 0.0, 0.0, 16 * turn, 0, bytes(256), bytes(STATE)) for name in names]
     for future in [kept.submit(store.write, record, piece) for record in records]:
         future.result()
 

@@ -296,7 +296,8 @@ def cached_after_restart(models, file, **settings) -> int:
         "UPDATE prefixes SET model = 'other'",
         "UPDATE prefixes SET state = zeroblob(length(state))",
         "UPDATE prefixes SET tokens = zeroblob(length(tokens))",
-        "ALTER TABLE prefixes RENAME COLUMN tokens TO others",
+        "UPDATE prefixes SET owner = 'me'",
+        "UPDATE prefixes SET digest = x''",
     ],
 )
 def test_prefixes_survive_a_restart_unless_they_are_damaged_or_foreign(models, tmp_path, damage):

@@ -207,7 +207,7 @@ def test_what_the_disk_does_not_take_has_not_happened(serving, models, caplog):
         ]
         for path, body in turns:
             answer = client.post(f"/v1/sessions/a/{path}", json=body)
-            assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+            assert (answer.status_code, answer.json()["error"]["type"]) == (507, "server_error")
             assert client.get("/v1/sessions/a/transcript").json() == before
         *told, (kind, end) = events(client.post("/v1/sessions/a/generate", json={"max_tokens": 5}))
         assert (kind, end["finish_reason"], end["position"], len(told)) == ("end", "error", 39, 5)

@@ -2,15 +2,19 @@
 
 import asyncio
 import math
+import os
 import sqlite3
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recurra.serve import _database as database_module
 from recurra.serve import _store as store
+from recurra.serve._database import open_database
 from recurra.serve._store import READ, WRITTEN, SessionRecord, SessionStore, Transcript, TranscriptPart, pack, unpack
 from recurra.state import tensors
 
@@ -18,7 +22,7 @@ from .conftest import language_model
 
 
 def record(name: str, owner: str = "me", state: bytes = b"state") -> SessionRecord:
-    return SessionRecord(owner, name, "model", 1.0, 2.0, 3, b"\1\0\0\0", state)
+    return SessionRecord(owner, name, "model", 1.0, 2.0, 3, 0, b"\1\0\0\0", state)
 
 
 def piece(start: int, n: int) -> TranscriptPart:
@@ -84,7 +88,7 @@ def test_an_action_that_fails_leaves_the_others_and_nothing_of_its_own(kept):
 
 
 def test_a_file_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_SCHEMA", f"{store._SCHEMA} INSERT INTO missing VALUES (1);")
+    monkeypatch.setattr(database_module, "SCHEMA", f"{database_module.SCHEMA} INSERT INTO missing VALUES (1);")
     with pytest.raises(OSError, match=r"s cannot be opened: no such table: missing"):
         SessionStore(tmp_path / "s")
     database = sqlite3.connect(tmp_path / "s")
@@ -101,8 +105,10 @@ def test_foreign_files_are_refused(tmp_path):
     database.commit()
     with pytest.raises(ValueError, match="which another program or version wrote"):
         SessionStore(tmp_path / "other")
-    with pytest.raises(OSError, match="cannot be opened"):
-        SessionStore(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="cannot be opened: it is no regular file"):
+            open_database(path)
 
 
 def of(tokens, most: int = 100) -> Transcript:
@@ -136,7 +142,7 @@ def test_joined_parts_are_the_transcript(cuts, most):
         part = whole.copy(cut).part(start)
         parts += [part] if part.tokens else []
         start = cut
-    made = Transcript.from_parts(parts, most, 30)
+    made = Transcript.from_parts(parts, most, 0, 30)
     assert len(made) == 30
     assert made.first == max(0, 30 - most)
     assert made.tokens(made.first, 30) == list(range(made.first, 30))

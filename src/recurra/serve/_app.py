@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import socket
+import sqlite3
 import sys
 import time
 from argparse import Namespace
@@ -23,12 +24,15 @@ from recurra import __version__
 from recurra.checks import sentence
 from recurra.serve import _openai as openai
 from recurra.serve import _routes as routes
-from recurra.serve._http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page, page_paths
+from recurra.serve._database import DiskFull
+from recurra.serve._http import DISK_FULL, LOCAL_HOSTS, ApiError, Guard, ServeSettings, page, page_paths
 from recurra.serve._model import ServedModel
 from recurra.serve._scheduler import QueueFull
 from recurra.serve._service import Caller, Service, caller
 from recurra.train._process import keep_large_blocks
 from recurra.train.run import open_run
+
+_LOG = logging.getLogger("recurra.serve")
 
 _SWITCH_SECONDS = 2e-4
 """How soon a waiting thread gets the interpreter. The engine waits after every operation of torch; with Python's 5 ms
@@ -55,7 +59,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
     for path in page_paths():
         app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
-    for kind in (ApiError, QueueFull, RequestValidationError, HTTPException):
+    for kind in (ApiError, QueueFull, DiskFull, sqlite3.Error, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _error_response)
     return app
 
@@ -72,6 +76,9 @@ async def _metrics(by: Annotated[Caller, Depends(caller)]) -> Response:
 async def _error_response(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, QueueFull):
         error = ApiError(429, str(error), code="queue_full", retry_after=1)
+    elif isinstance(error, (DiskFull, sqlite3.Error)):
+        _LOG.error("the sessions file failed: %s", error, extra={"path": request.url.path})
+        error = _store_failed(error)
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or None
@@ -85,6 +92,13 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
         error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
     assert isinstance(error, ApiError)
     return error.response()
+
+
+def _store_failed(error: Exception) -> ApiError:
+    if isinstance(error, DiskFull):
+        return ApiError(507, str(error), code=DISK_FULL)
+    message = f"the sessions file cannot be used now: {error}"
+    return ApiError(503, message, code="sessions_file_failed", retry_after=1)
 
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:

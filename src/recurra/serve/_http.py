@@ -77,9 +77,12 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers | ({"Connection": "close"} if closes else {}))
 
 
-def request_failed(message: str = "the model failed on this request") -> ApiError:
+DISK_FULL = "disk_full"
+
+
+def request_failed(message: str = "the model failed on this request", code: str = "turn_failed") -> ApiError:
     """The error of a request that ended with reason "error"."""
-    return ApiError(500, message, code="turn_failed")
+    return ApiError(507 if code == DISK_FULL else 500, message, code=code)
 
 
 class _BodyTooLarge(HTTPException):

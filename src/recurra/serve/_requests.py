@@ -66,7 +66,8 @@ class EndEvent(NamedTuple):
     reason: str  # "stop", "length", "read", "cancelled", "timeout" or "error"
     state: StreamState
     text: str = ""  # that was held back
-    message: str = ""
+    message: str = ""  # of an error, and its code
+    code: str = "turn_failed"
 
 
 Event = TokenEvent | EndEvent

@@ -113,8 +113,9 @@ def _session_json(session: Session) -> dict[str, Any]:
 
 
 def _info_json(info: SessionInfo, model: str | None) -> dict[str, Any]:
-    times = {"created": int(info.created), "used": int(info.used)}
-    return {"id": info.name, "object": "session", "model": model, **times, "position": info.position}
+    times = {"created": info.created, "used": info.used}
+    whole = {name: None if seconds is None else int(seconds) for name, seconds in times.items()}
+    return {"id": info.name, "object": "session", "model": model, **whole, "position": info.position}
 
 
 @router.post("/{name}/feed", response_model=None)
@@ -186,7 +187,7 @@ async def _answer(client: fastapi.Request, session: Session, request: Request, s
             body["tokens"] += [item for kind, item in some if kind == "token"]
             body |= next((item for kind, item in some if kind == "end"), {})
         if body["finish_reason"] == "error":
-            raise request_failed(body["message"])
+            raise request_failed(body["message"], body["code"])
         return body
 
     return await respond(client, by.service.sessions.run(session, request), streams, messages, collect)
@@ -216,4 +217,4 @@ def _logprob_json(model: ServedModel, one: TokenLogprob) -> dict[str, Any]:
 
 def _end_json(end: EndEvent) -> dict[str, Any]:
     body: dict[str, Any] = {"finish_reason": end.reason, "position": end.state.position, "text": end.text}
-    return body | ({"message": end.message} if end.message else {})
+    return body | ({"message": end.message, "code": end.code} if end.message else {})

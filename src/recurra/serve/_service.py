@@ -38,7 +38,7 @@ class Service:
         limits = {"max_streams": settings.max_streams, "max_queue": settings.max_queue}
         self.engine = AsyncEngine(**limits, threads=threads, prefixes=self.prefixes)
         self.sessions = Sessions(self.models, self.engine, self.store, settings)
-        self.metrics = _Metrics(self.engine, self.sessions, self.prefixes)
+        self.metrics = _Metrics(self.engine, self.sessions, self.store, self.prefixes)
 
     def _prefix_cache(self) -> PrefixCache:
         """Make a cache with the states that the sessions file has; without one, it ends with the server."""
@@ -121,8 +121,10 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class _Metrics(Collector):
     """Numbers for Prometheus, read when they are asked for."""
 
-    def __init__(self, engine: AsyncEngine, sessions: Sessions, prefixes: PrefixCache | None) -> None:
-        self._engine, self._sessions, self._prefixes = engine, sessions, prefixes
+    def __init__(
+        self, engine: AsyncEngine, sessions: Sessions, store: SessionStore, prefixes: PrefixCache | None
+    ) -> None:
+        self._engine, self._sessions, self._store, self._prefixes = engine, sessions, store, prefixes
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._requests = Counter("recurra_requests", "Requests answered.", ["route", "status"], registry=self._registry)
@@ -146,6 +148,7 @@ class _Metrics(Collector):
         yield GaugeMetricFamily("recurra_streams", "Streams that are read or written.", value=scheduler.n_streams)
         yield GaugeMetricFamily("recurra_queue", "Requests that wait.", value=scheduler.n_waiting)
         yield GaugeMetricFamily("recurra_sessions_resident", "Sessions in memory.", value=self._sessions.n_resident)
+        yield CounterMetricFamily("recurra_disk_full", "Writes without room on the disk.", value=self._store.n_full)
         if (prefixes := self._prefixes) is not None:
             yield CounterMetricFamily(
                 "recurra_prefix_lookups", "Prompts that were looked up.", value=prefixes.n_lookups

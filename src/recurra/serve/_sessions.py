@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import sqlite3
 import time
 from array import array
 from collections import OrderedDict
@@ -18,7 +19,8 @@ from weakref import WeakValueDictionary
 
 from recurra.checks import sentence
 from recurra.serve import _store as store
-from recurra.serve._http import ApiError, ServeSettings
+from recurra.serve._database import DiskFull
+from recurra.serve._http import DISK_FULL, ApiError, ServeSettings
 from recurra.serve._model import ServedModel, StreamState
 from recurra.serve._requests import EndEvent, Event, Request, TokenEvent
 from recurra.serve._store import READ, WRITTEN, SessionInfo, SessionRecord, SessionStore, Transcript, pack, unpack
@@ -86,19 +88,18 @@ class Session:
     used: float
     n_written: int = 0  # tokens of the transcript that are on disk; -1 if it has to be written anew
     n_parts: int = 0
+    first: int = 0  # the position before the first token on disk
     is_busy: bool = False
 
     @property
     def name(self) -> str:
         return self.key[1]
 
-    def record(self) -> SessionRecord:
+    def record(self, first: int) -> SessionRecord:
         """Return what is stored of it, apart from the transcript."""
         recent = array("i", self.state.recent).tobytes()
-        times = self.created, self.used
-        return SessionRecord(
-            *self.key, self.model.fingerprint, *times, self.state.position, recent, pack(self.state.model_state)
-        )
+        numbers = self.created, self.used, self.state.position, first
+        return SessionRecord(*self.key, self.model.fingerprint, *numbers, recent, pack(self.state.model_state))
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -263,9 +264,11 @@ class Sessions:
             session.state = end.state
             self._checkpoints.add(session.key, [*request.checkpoints, request.start, end.state])
             await self._write(session)
-        except Exception:
+        except Exception as error:
             _LOG.exception("a session could not be written")
             message = "the session could not be written, and stays where it was before this turn"
+            if isinstance(error, DiskFull):
+                return EndEvent(end.choice, "error", request.start, message=f"{message}: {error}", code=DISK_FULL)
             return EndEvent(end.choice, "error", request.start, message=message)
         return end
 
@@ -286,7 +289,7 @@ class Sessions:
         session = Session((owner, name or secrets.token_hex(8)), model, state, transcript, now, now)
         # one at a time for an owner, too, or sessions that are opened together would exceed the limit
         async with self._lock((owner, "")), self._lock(session.key):
-            if session.key in self._resident or await self._store.call(store.read, *session.key) is not None:
+            if session.key in self._resident or await self._store.call(store.exists, *session.key):
                 message = sentence("name", f"{session.name!r}, which is taken", "a new one")
                 raise ApiError(409, message, code="session_exists")
             if await self._store.call(store.count, owner) >= self._settings.max_sessions:
@@ -303,17 +306,30 @@ class Sessions:
         is_all = session.n_written < session.transcript.first or session.n_parts >= _MOST_PARTS
         part = session.transcript.part(0 if is_all else session.n_written)
         n_tokens = len(session.transcript)
+        first = part.start if is_all else session.first
         try:
-            await self._store.call(store.write, session.record(), part, is_all)
+            await self._store.call(store.write, session.record(first), part, is_all)
         except BaseException:  # or the client has hung up, and it may fail later
             if self._resident.get(session.key) is session:
                 del self._resident[session.key]
             self._checkpoints.forget(session.key)
             raise
         session.n_parts = 1 if is_all else session.n_parts + 1
-        session.n_written = n_tokens
+        session.n_written, session.first = n_tokens, first
 
     async def _load(self, key: _Key) -> Session:
+        try:
+            session = await self._read(key)
+        except (ValueError, sqlite3.DatabaseError) as error:
+            if isinstance(error, sqlite3.OperationalError):  # not of this session
+                raise
+            message = f"session {key[1]!r} is damaged ({error}); delete it, or restore the sessions file from a copy"
+            raise ApiError(410, message, code="session_damaged") from error
+        self._resident[key] = session
+        self._evict(but=key)
+        return session
+
+    async def _read(self, key: _Key) -> Session:
         found = await self._store.call(store.read, *key)
         if found is None:
             raise _unknown_session(key[1])
@@ -324,11 +340,9 @@ class Sessions:
             message = f"session {key[1]!r} is of a model that is not served now; expected one of {served}"
             raise ApiError(409, message, code="model_not_served")
         state = StreamState(unpack(record.state, model.plain), tuple(array("i", record.recent)), record.position)
-        transcript = Transcript.from_parts(parts, self._settings.max_tokens, record.position)
-        session = Session(key, model, state, transcript, record.created, record.used, len(transcript), len(parts))
-        self._resident[key] = session
-        self._evict(but=key)
-        return session
+        transcript = Transcript.from_parts(parts, self._settings.max_tokens, record.first, record.position)
+        sizes = len(transcript), len(parts), record.first
+        return Session(key, model, state, transcript, record.created, record.used, *sizes)
 
     def _evict(self, but: _Key | None = None) -> None:
         """Forget the least recently used sessions beyond the limit, all but one: they are on disk."""

@@ -15,17 +15,16 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from recurra.checks import sentence
+from recurra.serve._database import SOUND, disk_full, only_server, open_database
 from recurra.state import fill_in, name_tensors, state_from_plain, state_to_plain
 
 _LOG = logging.getLogger("recurra.serve")
@@ -97,13 +96,17 @@ class Transcript:
         return TranscriptPart(start, *(values[n:].tobytes() for values in arrays))
 
     @classmethod
-    def from_parts(cls, parts: list[TranscriptPart], most: int, end: int) -> "Transcript":
-        """Join consecutive parts that end at position `end`; there are none if all tokens are forgotten."""
-        made = cls(most, parts[0].start if parts else end)
+    def from_parts(cls, parts: list[TranscriptPart], most: int, first: int, end: int) -> "Transcript":
+        """Join parts that begin after `first` tokens and end at position `end`. Raises ValueError for a gap."""
+        made = cls(most, first)
         for part in parts:
+            if part.start != len(made):
+                break
             made._tokens.frombytes(part.tokens)
             made._logprobs.frombytes(part.logprobs)
             made._origins.frombytes(part.origins)
+        if len(made) != end:
+            raise ValueError("its transcript has a gap")
         made._forget(max(0, len(made._tokens) - most))
         return made
 
@@ -130,23 +133,11 @@ def unpack(packed: bytes, model: nn.Module) -> Any:
         raise ValueError(f"a saved state cannot be read: {error}") from error
 
 
-_APPLICATION = 0x52656331
-"""Marks a database as ours, in this layout."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (
-    number INTEGER PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL,
-    used REAL NOT NULL, position INTEGER NOT NULL, recent BLOB NOT NULL, state BLOB NOT NULL, UNIQUE (owner, name));
-CREATE TABLE IF NOT EXISTS transcripts (
-    session INTEGER NOT NULL REFERENCES sessions (number) ON DELETE CASCADE, start INTEGER NOT NULL,
-    tokens BLOB NOT NULL, logprobs BLOB NOT NULL, origins BLOB NOT NULL, PRIMARY KEY (session, start)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS prefixes (
-    number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, owner TEXT NOT NULL, model TEXT NOT NULL,
-    digest BLOB NOT NULL, tokens BLOB NOT NULL, state BLOB NOT NULL);
-"""
-
-
 class SessionRecord(NamedTuple):
-    """A session as it is stored. `model` is a fingerprint, `recent` the last tokens as bytes of int32."""
+    """A session as it is stored. `model` is a fingerprint, `recent` the last tokens as bytes of int32.
+
+    Its transcript begins after `first` tokens.
+    """
 
     owner: str
     name: str
@@ -154,18 +145,25 @@ class SessionRecord(NamedTuple):
     created: float
     used: float
     position: int
+    first: int
     recent: bytes
     state: bytes
 
 
 class SessionInfo(NamedTuple):
-    """A session in a list."""
+    """A session in a list; only its name is known if it is damaged."""
 
     name: str
-    model: str
-    created: float
-    used: float
-    position: int
+    model: str | None = None
+    created: float | None = None
+    used: float | None = None
+    position: int | None = None
+
+
+class _Call(NamedTuple):
+    action: Callable
+    arguments: tuple
+    future: Future
 
 
 _MOST_LATER = 64
@@ -176,29 +174,35 @@ class SessionStore:
     """The database of sessions and prefixes."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable, tuple, Future] | None] = queue.SimpleQueue()
-        self._later: deque[tuple[Callable, tuple, Future]] = deque(maxlen=_MOST_LATER)
+        self._path = path
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._later: deque[_Call] = deque(maxlen=_MOST_LATER)
+        self.n_full = 0
+        """Actions for which the disk had no room."""
         self._ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(path,), name="recurra-sessions", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="recurra-sessions", daemon=True)
         self._thread.start()
         self._ready.result()
 
     async def call(self, action: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run an action in a transaction, with the database in front of the arguments; return when it is committed."""
+        """Run an action in a transaction, with the database in front of the arguments; return when it is committed.
+
+        Raises DiskFull, and sqlite3.Error for other faults of the database.
+        """
         return await asyncio.wrap_future(self.submit(action, *arguments))
 
     def submit(self, action: Callable[..., _Result], *arguments: Any) -> "Future[_Result]":
         """Queue an action; the future is done when it is committed."""
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()  # a client that hangs up ends its wait, not the action
-        self._calls.put((action, arguments, future))
+        self._calls.put(_Call(action, arguments, future))
         return future
 
     def submit_later(self, action: Callable[..., None], *arguments: Any) -> None:
         """Queue an action that may wait until nothing else does; if too many wait, the oldest are forgotten."""
         future: Future[None] = Future()
         future.add_done_callback(_warn)
-        self._later.append((action, arguments, future))
+        self._later.append(_Call(action, arguments, future))
         self.submit(_nothing)
 
     def close(self) -> None:
@@ -206,14 +210,14 @@ class SessionStore:
         self._calls.put(None)
         self._thread.join()
 
-    def _run(self, path: Path | None) -> None:
+    def _run(self) -> None:
         try:
-            with _only_server(path):
-                database = _opened(path)
+            with only_server(self._path):
+                database = open_database(self._path)
                 self._ready.set_result(None)
                 while self._commit_waiting(database):
                     pass
-                _transaction(database, list(self._later))
+                self._transaction(database, list(self._later))
                 database.close()
         except Exception as error:
             self._ready.set_exception(error)
@@ -223,14 +227,46 @@ class SessionStore:
         calls = [self._calls.get()]
         while not self._calls.empty():
             calls.append(self._calls.get())
-        now = [call for call in calls if call is not None and call[0] is not _nothing]
+        now = [call for call in calls if call is not None and call.action is not _nothing]
         if now:
-            _transaction(database, now)
+            self._transaction(database, now)
         elif self._later:
-            _transaction(database, [self._later.popleft()])
+            self._transaction(database, [self._later.popleft()])
         if self._later:
             self.submit(_nothing)
         return None not in calls
+
+    def _transaction(self, database: sqlite3.Connection, calls: list[_Call]) -> None:
+        """Run actions in one transaction; if it fails as a whole, each in its own: what is small may still fit."""
+        results: list[tuple[Future, Any]] = []
+        try:
+            database.execute("BEGIN")
+            for call in calls:
+                database.execute("SAVEPOINT action")
+                try:
+                    results.append((call.future, call.action(database, *call.arguments)))
+                except Exception as error:
+                    if not database.in_transaction:  # SQLite may undo all of it if the disk is full
+                        raise
+                    database.execute("ROLLBACK TO action")
+                    self._fail(call, error)
+                database.execute("RELEASE action")
+            database.execute("COMMIT")
+        except Exception as error:
+            with suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+            left = [call for call in calls if not call.future.done()]
+            for call in left:
+                self._transaction(database, [call]) if len(calls) > 1 else self._fail(call, error)
+            return
+        for future, result in results:
+            future.set_result(result)
+
+    def _fail(self, call: _Call, error: Exception) -> None:
+        if (full := disk_full(error, self._path, call.arguments)) is not None:
+            self.n_full += 1
+            full.__cause__, error = error, full
+        call.future.set_exception(error)
 
 
 def _warn(future: "Future[None]") -> None:
@@ -242,100 +278,56 @@ def _nothing(database: sqlite3.Connection) -> None:
     """Wake the thread."""
 
 
-def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, tuple, Future]]) -> None:
-    done: list[tuple[Future, Any]] = []
-    try:
-        database.execute("BEGIN")
-        for action, arguments, future in calls:
-            database.execute("SAVEPOINT action")
-            try:
-                done.append((future, action(database, *arguments)))
-            except Exception as error:  # this action alone fails
-                database.execute("ROLLBACK TO action")
-                future.set_exception(error)
-            database.execute("RELEASE action")
-        database.execute("COMMIT")
-    except sqlite3.Error as error:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        for *_, future in calls:
-            if not future.done():
-                future.set_exception(error)
-        return
-    for future, result in done:
-        future.set_result(result)
-
-
-def _only_server(path: Path | None) -> Any:
-    """Lock a file for one server: each keeps sessions in memory, and two would overwrite each other's."""
-    if path is None:
-        return nullcontext()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(path.with_name(f"{path.name}.lock")).acquire(blocking=False)
-    except Timeout:
-        got, hint = f"{path}, which another server has open", "choose another one with --sessions"
-        raise BlockingIOError(sentence("sessions file", got, "one that no server uses", hint)) from None
-
-
-def _opened(path: Path | None) -> sqlite3.Connection:
-    try:
-        database = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-        try:
-            _set_up(database, path)
-        except BaseException:
-            database.close()
-            raise
-    except sqlite3.OperationalError as error:
-        raise OSError(f"{path} cannot be opened: {error}") from error
-    except sqlite3.DatabaseError as error:
-        got = f"{path}, which is no database"
-        raise ValueError(sentence("sessions file", got, "one that recurra serve wrote")) from error
-    return database
-
-
-def _set_up(database: sqlite3.Connection, path: Path | None) -> None:
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    if application != _APPLICATION and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        got = f"{path}, which another program or version wrote"
-        raise ValueError(sentence("sessions file", got, "one that this recurra serve wrote"))
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.execute("PRAGMA foreign_keys = ON")
-    database.executescript(f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; COMMIT;")
-
-
 # The actions: each runs inside a transaction.
 
 
 def write(database: sqlite3.Connection, record: SessionRecord, part: TranscriptPart, is_all: bool = False) -> None:
     """Write a session, new or not; `part` replaces its transcript from there on, or all of it."""
+    columns = ", ".join(("digest", *SessionRecord._fields))
+    updates = ", ".join(f"{name} = excluded.{name}" for name in ("digest", *SessionRecord._fields[2:]))
     (number,) = database.execute(
-        "INSERT INTO sessions (owner, name, model, created, used, position, recent, state) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET model = excluded.model, "
-        "used = excluded.used, position = excluded.position, recent = excluded.recent, state = excluded.state "
-        "RETURNING number",
-        record,
+        f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        f"ON CONFLICT (owner, name) DO UPDATE SET {updates} RETURNING number",
+        (_digest(*record), *record),
     ).fetchone()
     start = 0 if is_all else part.start
     database.execute("DELETE FROM transcripts WHERE session = ? AND start >= ?", (number, start))
     if part.tokens:
-        database.execute("INSERT INTO transcripts VALUES (?, ?, ?, ?, ?)", (number, *part))
+        row = number, part.start, _digest(*part), *part[1:]
+        database.execute("INSERT INTO transcripts VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def read(database: sqlite3.Connection, owner: str, name: str) -> tuple[SessionRecord, list[TranscriptPart]] | None:
-    """Read a session and the parts of its transcript; None if there is none."""
+    """Read a session and the parts of its transcript; None if there is none. Raises ValueError if it is damaged."""
     row = database.execute(
-        "SELECT number, owner, name, model, created, used, position, recent, state FROM sessions "
-        "WHERE owner = ? AND name = ?",
+        f"SELECT number, digest, {', '.join(SessionRecord._fields)} FROM sessions WHERE owner = ? AND name = ?",
         (owner, name),
     ).fetchone()
     if row is None:
         return None
-    parts = database.execute(
-        "SELECT start, tokens, logprobs, origins FROM transcripts WHERE session = ? ORDER BY start", row[:1]
-    )
-    return SessionRecord(*row[1:]), [TranscriptPart(*part) for part in parts]
+    query = f"SELECT digest, {', '.join(TranscriptPart._fields)} FROM transcripts WHERE session = ? ORDER BY start"
+    parts = database.execute(query, row[:1]).fetchall()  # an error would keep a cursor, which holds up the log
+    return SessionRecord(*_sound("state", *row[1:])), [TranscriptPart(*_sound("transcript", *part)) for part in parts]
+
+
+def _sound(name: str, digest: Any, *values: Any) -> tuple[Any, ...]:
+    if digest != _digest(*values):
+        raise ValueError(f"its {name} does not match its digest")
+    return values
+
+
+def _digest(*values: Any) -> bytes:
+    """Return the SHA-256 of a row: of its values and their lengths, in order."""
+    digest = hashlib.sha256()
+    for value in values:
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        digest.update(b"%d " % len(data))
+        digest.update(data)
+    return digest.digest()
+
+
+def exists(database: sqlite3.Connection, owner: str, name: str) -> bool:
+    return database.execute("SELECT 1 FROM sessions WHERE owner = ? AND name = ?", (owner, name)).fetchone() is not None
 
 
 def delete(database: sqlite3.Connection, owner: str, name: str) -> bool:
@@ -343,10 +335,10 @@ def delete(database: sqlite3.Connection, owner: str, name: str) -> bool:
 
 
 def infos(database: sqlite3.Connection, owner: str, limit: int, after: str = "") -> list[SessionInfo]:
-    query = (
-        "SELECT name, model, created, used, position FROM sessions WHERE owner = ? AND name > ? ORDER BY name LIMIT ?"
-    )
-    return [SessionInfo(*row) for row in database.execute(query, (owner, after, limit))]
+    columns = f"CAST(name AS TEXT), model, created, used, position, {SOUND}"
+    query = f"SELECT {columns} FROM sessions WHERE owner = ? AND name > ? ORDER BY name LIMIT ?"
+    rows = database.execute(query, (owner, after, limit))
+    return [SessionInfo(name, *values) if is_sound else SessionInfo(name) for name, *values, is_sound in rows]
 
 
 def count(database: sqlite3.Connection, owner: str) -> int:
@@ -362,9 +354,9 @@ def write_prefix(
 ) -> None:
     """Write the state after a prefix, whose tokens are int32; at times, delete the oldest ones beyond `most_bytes`."""
     packed = pack(state)
-    name = hashlib.sha256(json.dumps([owner, model]).encode() + tokens).digest()
-    row = name, owner, model, _digest(tokens, packed), tokens, packed
-    columns = "name, owner, model, digest, tokens, state"
+    values = owner, model, tokens, packed
+    row = _digest(owner, model, tokens), _digest(*values), *values
+    columns = "name, digest, owner, model, tokens, state"
     written = database.execute(f"INSERT OR REPLACE INTO prefixes ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
     if written.lastrowid is not None and written.lastrowid % _TRIM_EVERY == 0:
         sizes = "SELECT number, sum(length(tokens) + length(state)) OVER (ORDER BY number DESC) AS size FROM prefixes"
@@ -377,15 +369,10 @@ def read_prefixes(database: sqlite3.Connection, models: Mapping[str, nn.Module])
     found = []
     for name, model in models.items():
         rows = database.execute(
-            "SELECT number, owner, tokens, state, digest FROM prefixes WHERE model = ? ORDER BY number", (name,)
+            "SELECT number, digest, owner, model, tokens, state FROM prefixes WHERE model = ? ORDER BY number", (name,)
         )
-        for number, owner, tokens, packed, digest in rows:
-            with suppress(ValueError):  # a state of other code than this
-                if digest != _digest(tokens, packed):
-                    continue
-                found.append((number, (owner, name, tokens, unpack(packed, model))))
+        for number, *row in rows:
+            with suppress(ValueError):  # damaged, or a state of other code than this
+                *prefix, packed = _sound("state", *row)
+                found.append((number, (*prefix, unpack(packed, model))))
     return [prefix for _, prefix in sorted(found, key=itemgetter(0))]
-
-
-def _digest(tokens: bytes, packed: bytes) -> bytes:
-    return hashlib.sha256(tokens + packed).digest()
