@@ -93,6 +93,8 @@ EDITS = {
     "start 9e18": "UPDATE transcripts SET start = 9e18 WHERE session = 1 AND start = 0",
     "transcript without its beginning": "DELETE FROM transcripts WHERE session = 1 AND start = 0",
     "transcript without its end": "DELETE FROM transcripts WHERE session = 1 AND start > 0",
+    "the transcript of another session": "UPDATE transcripts AS mine SET (digest, tokens) = (SELECT "
+    "digest, tokens FROM transcripts AS other WHERE session = 2 AND other.start = mine.start) WHERE session = 1",
     "no transcript": "DELETE FROM transcripts WHERE session = 1",
     "the state of another session": "UPDATE sessions SET state = (SELECT state FROM sessions WHERE name = 'other'), "
     "digest = (SELECT digest FROM sessions WHERE name = 'other') WHERE name = 'mine'",

@@ -97,11 +97,9 @@ class Transcript:
 
     @classmethod
     def from_parts(cls, parts: list[TranscriptPart], most: int, first: int, end: int) -> "Transcript":
-        """Join parts that begin after `first` tokens and end at position `end`. Raises ValueError for a gap."""
+        """Join parts that lead from position `first` to `end`. Raises ValueError if some are missing."""
         made = cls(most, first)
         for part in parts:
-            if part.start != len(made):
-                break
             made._tokens.frombytes(part.tokens)
             made._logprobs.frombytes(part.logprobs)
             made._origins.frombytes(part.origins)
@@ -293,7 +291,7 @@ def write(database: sqlite3.Connection, record: SessionRecord, part: TranscriptP
     start = 0 if is_all else part.start
     database.execute("DELETE FROM transcripts WHERE session = ? AND start >= ?", (number, start))
     if part.tokens:
-        row = number, part.start, _digest(*part), *part[1:]
+        row = number, part.start, _digest(*record[:2], *part), *part[1:]
         database.execute("INSERT INTO transcripts VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
@@ -307,12 +305,14 @@ def read(database: sqlite3.Connection, owner: str, name: str) -> tuple[SessionRe
         return None
     query = f"SELECT digest, {', '.join(TranscriptPart._fields)} FROM transcripts WHERE session = ? ORDER BY start"
     parts = database.execute(query, row[:1]).fetchall()  # an error would keep a cursor, which holds up the log
-    return SessionRecord(*_sound("state", *row[1:])), [TranscriptPart(*_sound("transcript", *part)) for part in parts]
+    if any(digest != _digest(owner, name, *part) for digest, *part in parts):
+        raise ValueError("its transcript does not match its digests")
+    return SessionRecord(*_sound(*row[1:])), [TranscriptPart(*part) for _, *part in parts]
 
 
-def _sound(name: str, digest: Any, *values: Any) -> tuple[Any, ...]:
+def _sound(digest: Any, *values: Any) -> tuple[Any, ...]:
     if digest != _digest(*values):
-        raise ValueError(f"its {name} does not match its digest")
+        raise ValueError("its state does not match its digest")
     return values
 
 
@@ -373,6 +373,6 @@ def read_prefixes(database: sqlite3.Connection, models: Mapping[str, nn.Module])
         )
         for number, *row in rows:
             with suppress(ValueError):  # damaged, or a state of other code than this
-                *prefix, packed = _sound("state", *row)
+                *prefix, packed = _sound(*row)
                 found.append((number, (*prefix, unpack(packed, model))))
     return [prefix for _, prefix in sorted(found, key=itemgetter(0))]
