@@ -98,8 +98,8 @@ class Session:
     def record(self, first: int) -> SessionRecord:
         """Return what is stored of it, apart from the transcript."""
         recent = array("i", self.state.recent).tobytes()
-        numbers = self.created, self.used, self.state.position, first
-        return SessionRecord(*self.key, self.model.fingerprint, *numbers, recent, pack(self.state.model_state))
+        times, places = (self.created, self.used), (self.state.position, first)
+        return SessionRecord(*self.key, self.model.fingerprint, *times, *places, recent, pack(self.state.model_state))
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ class Sessions:
         """List the owner's sessions by name, each with the name of its model; None if that is not served."""
         found = await self._store.call(store.infos, owner, limit, after)
         names = {fingerprint: model.name for fingerprint, model in self._by_fingerprint.items()}
-        return [(info, names.get(info.model)) for info in found]
+        return [(info, names.get(info.model or "")) for info in found]
 
     async def close(self, owner: str, name: str) -> None:
         key = (owner, name)
