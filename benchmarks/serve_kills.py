@@ -23,7 +23,7 @@ import torch
 import uvicorn
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve._app import create_app, listening_socket
+from recurra.serve._app import create_app, listening_socket, uvicorn_config
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
 from recurra.serve._service import Service
@@ -51,7 +51,7 @@ def serve(sessions_file: str, port_file: str) -> None:
     service = service_of(Path(sessions_file))
     listening = listening_socket(service.settings)
     Path(port_file).write_text(str(listening.getsockname()[1]))
-    uvicorn.Server(uvicorn.Config(create_app(service), log_config=None)).run([listening])
+    uvicorn.Server(uvicorn_config(service)).run([listening])
 
 
 @dataclass

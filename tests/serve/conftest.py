@@ -14,7 +14,7 @@ import torch
 import uvicorn
 
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve._app import create_app
+from recurra.serve._app import uvicorn_config
 from recurra.serve._engine import Engine
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
@@ -103,7 +103,8 @@ class Running:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        config = uvicorn.Config(create_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn_config(service)
+        config.timeout_graceful_shutdown = 1
         self._server = uvicorn.Server(config)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))

@@ -1,5 +1,6 @@
 """The server as an ASGI application, and as a process: models from runs, a socket, a log."""
 
+import asyncio
 import json
 import logging
 import math
@@ -10,8 +11,9 @@ import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
@@ -25,7 +27,8 @@ from recurra.checks import sentence
 from recurra.serve import _openai as openai
 from recurra.serve import _routes as routes
 from recurra.serve._database import DiskFull
-from recurra.serve._http import DISK_FULL, LOCAL_HOSTS, ApiError, Guard, ServeSettings, page, page_paths
+from recurra.serve._guard import Connection, Guard
+from recurra.serve._http import DISK_FULL, ApiError, ServeSettings, page, page_paths
 from recurra.serve._model import ServedModel
 from recurra.serve._scheduler import QueueFull
 from recurra.serve._service import Caller, Service, caller
@@ -50,9 +53,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Recurra", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    settings = service.settings
-    hosts = None if settings.api_keys else frozenset({*LOCAL_HOSTS, settings.host})
-    app.add_middleware(Guard, max_body_bytes=settings.max_body_bytes, hosts=hosts, note=service.note_request)
+    app.add_middleware(Guard, settings=service.settings, note=service.note_request)
     app.include_router(openai.router)
     app.include_router(routes.router)
     app.add_api_route("/health", _health, methods=["GET"])
@@ -86,10 +87,10 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
         if where and first["type"] == "extra_forbidden":
             message = sentence(where, repr(first["input"]), "no such field", "it is not supported")
         error = ApiError(400, message, param=where, code="invalid_value")
-    elif isinstance(error, HTTPException) and error.status_code == 404:
+    elif not isinstance(error, ApiError) and isinstance(error, HTTPException) and error.status_code == 404:
         error = ApiError(404, f"there is no {request.method} {request.url.path[:200]}", code="unknown_url")
-    elif isinstance(error, HTTPException):
-        error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
+    elif not isinstance(error, ApiError) and isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail))
     assert isinstance(error, ApiError)
     return error.response()
 
@@ -132,18 +133,23 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
     _set_up_log(log_file)
     for model in service.models.values():
         model.warm_up()
-    config = uvicorn.Config(
-        create_app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
-    )
     listening = listening_socket(settings)
     host, port = listening.getsockname()[:2]
     address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
     print(f"serving {', '.join(service.models)} at {address}", file=sys.stderr, flush=True)
-    uvicorn.Server(config).run([listening])
+    uvicorn.Server(uvicorn_config(service)).run([listening])
+
+
+def uvicorn_config(service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service),
+        http=cast("type[asyncio.Protocol]", partial(Connection, service.settings, {})),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(service.settings.grace_seconds),
+    )
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:

@@ -1,23 +1,16 @@
-"""What stands in front of the application: limits, errors in OpenAI's form, refusals, and the files of the page."""
+"""What every part of the server shares: its settings, errors in OpenAI's form, and the files of the page."""
 
 import json
-import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recurra.checks import require, require_at_least, require_positive, sentence
 from recurra.convert.export._page_files import PAGE, page_file
-
-_LOG = logging.getLogger("recurra.serve")
 
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine reaches."""
@@ -37,6 +30,10 @@ class ServeSettings:
     max_resident_sessions: int = 1024  # sessions in memory; the least recently used ones are on disk only
     max_tokens: int = 65_536  # tokens that a request may bring or ask for, and that a session's transcript keeps
     max_body_bytes: int = 4 * 2**20
+    bodies_bytes: int = 64 * 2**20  # bodies of all requests together; more are refused with 503
+    max_connections: int = 4096  # at most 64 fewer than the process may open files
+    header_seconds: float = 10.0  # how long a client may take to send the headers of a request
+    body_seconds: float = 60.0  # and its body, or read nothing of a response
     checkpoint_bytes: int = 128 * 2**20  # memory for states along the transcripts, for fast forks and rewinds
     prefix_cache_bytes: int = 256 * 2**20  # states after prompts, in memory and as many on disk; 0 keeps none
     grace_seconds: float = 10.0  # how long requests may continue after a signal to stop
@@ -45,9 +42,12 @@ class ServeSettings:
     def __post_init__(self) -> None:
         names = ("max_streams", "max_sessions", "max_resident_sessions", "max_tokens", "max_body_bytes")
         require_at_least(1, **{name: getattr(self, name) for name in names})
+        require_at_least(2, max_connections=self.max_connections)
+        require_at_least(self.max_body_bytes, bodies_bytes=self.bodies_bytes)
         sizes = {"checkpoint_bytes": self.checkpoint_bytes, "prefix_cache_bytes": self.prefix_cache_bytes}
         require_at_least(0, max_queue=self.max_queue, **sizes)
-        require_positive(request_seconds=self.request_seconds)
+        seconds = {"header_seconds": self.header_seconds, "body_seconds": self.body_seconds}
+        require_positive(request_seconds=self.request_seconds, **seconds)
         require(0 <= self.port < 2**16, "port", self.port, "a number from 0 to 65,535")
         if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.api_keys):
             raise ValueError(sentence("an API key", "too short or not ASCII", "at least 8 printable ASCII characters"))
@@ -59,22 +59,25 @@ class ServeSettings:
 _TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 
-class ApiError(Exception):
-    """An error that is the answer to a request, in OpenAI's form. It never contains a traceback."""
+class ApiError(HTTPException):
+    """An error that is the answer to a request, in OpenAI's form. It never contains a traceback.
+
+    While FastAPI reads a body, it passes on errors of its base class alone.
+    """
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after: int = 0
     ) -> None:
-        super().__init__(message)
+        super().__init__(status, message)
         self.status, self.message, self.code, self.param, self.retry_after = status, message, code, param, retry_after
 
     def body(self) -> dict[str, dict[str, str | None]]:
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, closes: bool = False) -> JSONResponse:
+    def response(self) -> JSONResponse:
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
-        return JSONResponse(self.body(), self.status, headers | ({"Connection": "close"} if closes else {}))
+        return JSONResponse(self.body(), self.status, headers)
 
 
 DISK_FULL = "disk_full"
@@ -83,89 +86,6 @@ DISK_FULL = "disk_full"
 def request_failed(message: str = "the model failed on this request", code: str = "turn_failed") -> ApiError:
     """The error of a request that ended with reason "error"."""
     return ApiError(507 if code == DISK_FULL else 500, message, code=code)
-
-
-class _BodyTooLarge(HTTPException):
-    """A body is longer than allowed. While FastAPI reads a body, it passes on errors of this class alone."""
-
-    code = "too_large"
-
-
-class Guard:
-    """Middleware that refuses what must not reach the application, and notes every request.
-
-    Without API keys only requests to a name of this machine pass: a page of another site could reach the server through
-    a name that resolves to 127.0.0.1. Bodies must be declared as JSON: other types browsers send without asking first.
-    """
-
-    def __init__(
-        self, app: ASGIApp, max_body_bytes: int, hosts: frozenset[str] | None, note: Callable[[str, int, float], None]
-    ) -> None:
-        self._app, self._max_body_bytes, self._hosts, self._note = app, max_body_bytes, hosts, note
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        start, status = time.perf_counter(), 0
-
-        async def noted_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            refusal = self._refusal(scope)
-            if refusal is None:
-                await self._app(scope, self._bounded(receive), noted_send)
-            else:
-                await refusal.response(closes=True)(scope, receive, noted_send)
-        except Exception:
-            _LOG.exception("a request failed", extra={"path": scope["path"]})
-            if not status:
-                failure = ApiError(500, "the server failed on this request; its log says why")
-                await failure.response(closes=True)(scope, receive, noted_send)
-        finally:
-            route = getattr(scope.get("route"), "path", "other")
-            self._note(route, status, time.perf_counter() - start)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        headers = Headers(scope=scope)
-        host = _host_name(headers.get("host", ""))
-        if self._hosts is not None and host not in self._hosts:
-            message = f"host is {host[:100]!r}; expected a name of this machine, or a server with an API key"
-            return ApiError(403, message, code="unknown_host")
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._max_body_bytes:
-            return ApiError(413, self._too_large(), code=_BodyTooLarge.code)
-        if scope["method"] == "POST" and (int(length) or "transfer-encoding" in headers):
-            kind = headers.get("content-type", "")
-            if kind.partition(";")[0].strip().lower() != "application/json":
-                message = f"content-type is {kind[:100]!r}; expected application/json"
-                return ApiError(415, message, code="unsupported_media_type")
-        return None
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """Count the bytes of a body that does not declare its length, or has another one."""
-        n_bytes = 0
-
-        async def bounded_receive() -> Message:
-            nonlocal n_bytes
-            message = await receive()
-            n_bytes += len(message.get("body", b""))
-            if n_bytes > self._max_body_bytes:
-                raise _BodyTooLarge(413, self._too_large())
-            return message
-
-        return bounded_receive
-
-    def _too_large(self) -> str:
-        return f"the body is too large; expected at most {self._max_body_bytes} bytes"
-
-
-def _host_name(host: str) -> str:
-    return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0].lower()
 
 
 _MEDIA_TYPES = {

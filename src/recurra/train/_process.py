@@ -8,6 +8,7 @@ import signal
 import threading
 import warnings
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -45,6 +46,12 @@ def keep_large_blocks() -> bool:
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
     mapped = mallopt(_M_MMAP_THRESHOLD, _LARGE) or mallopt(_M_MMAP_THRESHOLD, _OLDER_LIMIT)
     return bool(mapped and mallopt(_M_TRIM_THRESHOLD, _LARGE))
+
+
+def return_free_memory() -> None:
+    """Return the pages of freed blocks to the system. glibc keeps them otherwise; other C libraries ignore this."""
+    with suppress(AttributeError, TypeError):  # Windows has no library without a name
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_native_bfloat16(device: str) -> bool:
