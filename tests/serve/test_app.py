@@ -81,8 +81,10 @@ def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("first-key-0123\nsecond-key-0123\n")
     monkeypatch.setenv("RECURRA_API_KEY", "third-key-0123")
     words = [str(run), "--api-key-file", str(tmp_path / "keys"), "--host", "0.0.0.0", "--prefix-cache-bytes", "7"]
+    words += ["--max-connections", "99", "--header-seconds", "2.5", "--body-seconds", "5"]
     made = _settings(_parser().parse_args(words))
     assert made.prefix_cache_bytes == 7
+    assert (made.max_connections, made.header_seconds, made.body_seconds) == (99, 2.5, 5)
     assert made.api_keys == ("third-key-0123", "first-key-0123", "second-key-0123")
     assert made.sessions_file == run / "sessions.sqlite"
 

@@ -205,6 +205,10 @@ def test_a_key_comes_in_either_header(serving, headers):
         ({"host": "0.0.0.0"}, "host is 0.0.0.0, which other machines may reach, without an API key"),
         ({"api_keys": ("short",)}, "an API key"),
         ({"max_streams": 0}, "max_streams is 0"),
+        ({"max_connections": 1}, "max_connections is 1; expected at least 2"),
+        ({"max_body_bytes": 100, "bodies_bytes": 99}, "bodies_bytes is 99; expected at least 100"),
+        ({"header_seconds": 0}, "header_seconds is 0"),
+        ({"body_seconds": float("inf")}, "body_seconds is inf"),
     ],
 )
 def test_settings_that_cannot_be(settings, said):

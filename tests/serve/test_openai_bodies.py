@@ -174,3 +174,10 @@ def test_the_official_client_sends_its_history_back(server):
     assert text.choices[0].finish_reason == "length"
     with pytest.raises(openai.BadRequestError, match="tools is"):
         api.chat.completions.create(model="letters", messages=messages, tools=[TOOL])
+
+
+def test_many_unknown_fields_are_one_error(client):
+    body = {"model": "letters", "prompt": "a"} | {f"field{n}": 1 for n in range(2000)}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "the body: 2002 fields; expected at most 1000"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recurra.checks import sentence
-from recurra.cli.arguments import FILE, NUMBER, add_checkpoint, command_parser, split_overrides
+from recurra.cli.arguments import FILE, NUMBER, REAL, add_checkpoint, command_parser, split_overrides
 from recurra.decoding.linear import DTYPES
 
 _DESCRIPTION = """\
@@ -51,6 +51,9 @@ def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPar
     add("--max-tokens", **NUMBER, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
     most = "memory for states after prompts that were read before; 0 keeps none (default: 256 MiB)"
     add("--prefix-cache-bytes", **NUMBER, default=256 * 2**20, help=most)
+    add("--max-connections", **NUMBER, default=4096, help="at most 64 below the limit of open files (default: 4096)")
+    add("--header-seconds", **REAL, default=10.0, help="for the headers of a request (default: 10)")
+    add("--body-seconds", **REAL, default=60.0, help="for a body, and to read of a response (default: 60)")
     add("--log-file", **FILE, help="log requests as JSON lines (default: only problems, on the standard error)")
     add_checkpoint(parser)
     return parser
@@ -78,6 +81,9 @@ def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
         max_queue=arguments.max_queue,
         max_tokens=arguments.max_tokens,
         prefix_cache_bytes=arguments.prefix_cache_bytes,
+        max_connections=arguments.max_connections,
+        header_seconds=arguments.header_seconds,
+        body_seconds=arguments.body_seconds,
     )
 
 

@@ -1,6 +1,7 @@
 """The server as an ASGI application, and as a process: models from runs, a socket, a log."""
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -40,6 +41,10 @@ _LOG = logging.getLogger("recurra.serve")
 _SWITCH_SECONDS = 2e-4
 """How soon a waiting thread gets the interpreter. The engine waits after every operation of torch; with Python's 5 ms
 each step would wait several times for the thread that writes answers."""
+_COLLECT_EVERY = 20_000
+"""New objects between two collections of garbage. With Python's 700, a large body is walked many times while parsed."""
+_RECEIVE_BYTES = 2**16
+"""What a connection may receive before it is read: little, so that a round over many connections is short."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -133,6 +138,8 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
     _set_up_log(log_file)
     for model in service.models.values():
         model.warm_up()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY, 10, 100)
     listening = listening_socket(settings)
     host, port = listening.getsockname()[:2]
     address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
@@ -145,6 +152,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         create_app(service),
         http=cast("type[asyncio.Protocol]", partial(Connection, service.settings, {})),
         ws="none",
+        backlog=service.settings.max_connections,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -154,7 +162,9 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    return socket.create_server((settings.host, settings.port), family=family)
+    listening = socket.create_server((settings.host, settings.port), family=family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+    return listening
 
 
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}

@@ -16,6 +16,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from recurra.checks import sentence
 from recurra.serve._grammar import Constraint, compile_grammar
@@ -32,6 +33,7 @@ _MOST_PROMPTS = 2048
 """Prompts of a request; with `n` texts for each, the server's own limit is lower."""
 _MOST_NUMBERS = 500_000
 """Maximum number of values in a response that is not streamed, which is built in memory."""
+_MOST_FIELDS = 1000
 _SHORT_TEXT = 2000
 
 
@@ -93,6 +95,8 @@ class _Body(BaseModel):
         """Drop what asks for nothing, and take 16.0 for 16, which are the same number in JSON."""
         if not isinstance(body, dict):
             return body
+        if len(body) > _MOST_FIELDS:  # each unknown one would have an error of its own
+            raise PydanticCustomError("too_many_fields", f"{len(body)} fields; expected at most {_MOST_FIELDS}")
         return {
             name: int(value) if isinstance(value, float) and value.is_integer() else value
             for name, value in body.items()

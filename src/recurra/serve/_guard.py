@@ -21,11 +21,9 @@ else:  # that of httptools, where it is installed
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as _Protocol
 
 try:
-    from resource import RLIMIT_NOFILE, getrlimit
-except ImportError:  # Windows, which has no such limit
-    _FILES = None
-else:
-    _FILES = RLIMIT_NOFILE
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger("recurra.serve")
 
@@ -34,14 +32,15 @@ _OTHER_FILES = 64
 _MOST_HEADER_BYTES = 2**16
 _MOST_PIPELINED = 16
 _LARGE = 2**16
-"""Bodies above this are parsed one at a time, and their memory is returned."""
+"""Bodies above this are parsed one at a time with a pause before each, and their memory is returned."""
+_PAUSE_SECONDS = 0.02
 _TRIM_SECONDS = 5.0
 
 
 def most_connections(settings: ServeSettings) -> int:
-    """Return how many connections may be open: fewer than `max_connections` if the process may not open enough files."""
-    files = getrlimit(_FILES)[0] if _FILES is not None else 2**31
-    return max(2, min(settings.max_connections, files - _OTHER_FILES if files >= 0 else 2**31))
+    """Return how many connections may be open: `max_connections`, or as many as the limit of open files allows."""
+    files = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return settings.max_connections if files < 0 else max(2, min(settings.max_connections, files - _OTHER_FILES))
 
 
 class Connection(_Protocol):
@@ -176,7 +175,7 @@ class _Body:
             self.is_read = True
             if self.n_bytes > _LARGE:  # parsing takes long, and others have a turn before it
                 async with bodies.turn:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(_PAUSE_SECONDS)
         return message
 
 

@@ -90,7 +90,7 @@ class Caller:
     owner: str
 
 
-def caller(request: fastapi.Request) -> Caller:
+async def caller(request: fastapi.Request) -> Caller:
     return Caller(request.app.state.service, request.scope["owner"])
 
 
