@@ -225,6 +225,12 @@ def mixer(request) -> nn.Module:
     return request.param.build().double()
 
 
+@pytest.fixture(params=[case for case in all_cases() if case.draw is _tokens], ids=lambda case: case.name)
+def language_model(request) -> nn.Module:
+    """Every registered language model, with every mixer."""
+    return request.param.build()
+
+
 @pytest.fixture
 def module(case) -> nn.Module:
     """The case's module in float64, so that tolerances can be tight."""

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.contracts.conftest import D_MODEL, of_each_kind
+from tests.contracts.conftest import D_MODEL, VOCABULARY, of_each_kind
 from tests.tracing import compile_by_tracing
 
 from recurra import state as states
@@ -57,6 +57,16 @@ def test_every_parameter_gets_a_gradient(case, module):
     y.square().sum().backward()
     missing = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert missing == []
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, -1])
+def test_a_token_outside_the_vocabulary_is_named(language_model, token):
+    tokens = torch.tensor([[1, token, 2]])
+    refused = rf"^tokens is a tensor with the id {token}; expected ids from 0 to {VOCABULARY - 1}$"
+    with pytest.raises(IndexError, match=refused):
+        language_model(tokens)
+    with pytest.raises(IndexError, match=refused):
+        language_model.loss(tokens, torch.ones_like(tokens))
 
 
 @pytest.mark.compile

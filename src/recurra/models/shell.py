@@ -46,7 +46,12 @@ class LanguageModelShell(nn.Module, ABC):
 
     def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
         """Look tokens up, dropouts included."""
-        return self.enter(self.embedding(tokens), tokens)
+        try:
+            x = self.embedding(tokens)
+        except IndexError:
+            require_tokens("tokens", tokens, self.config.vocab_size)
+            raise
+        return self.enter(x, tokens)
 
     def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
         """Apply what follows the embedding: a norm, dropouts. `tokens` are None for vectors that are no token's."""
