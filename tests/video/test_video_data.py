@@ -1,3 +1,6 @@
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -113,6 +116,20 @@ def test_clips_are_the_frames_of_their_times(make_folder, write_video):
     torch.testing.assert_close(clip, expected)
     at_rate = VideoConfig(path=str(folder), **options, frame_rate=10.0).build().source("valid").batch(0, 0).inputs[0]
     torch.testing.assert_close(at_rate, (pictures[3:9, :, :, 8:40].float() / 255 - 0.45) / 0.225)
+
+
+def test_the_fingerprint_is_of_the_lists_and_sizes_wherever_the_folder_lies(make_folder, tmp_path_factory):
+    def fingerprint(name="train.csv", before="", after=""):
+        copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("copy"), dirs_exist_ok=True))
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content.replace(before.encode(), after.encode(), 1))
+        return VideoConfig(path=str(copy), **SMALL).build().fingerprint()
+
+    folder = make_folder()
+    own = VideoConfig(path=str(folder), **SMALL).build().fingerprint()
+    assert own == fingerprint() == fingerprint("test.csv", "class0", "class1")
+    changed = [fingerprint(name, "class0", "class1") for name in ("train.csv", "valid.csv")]
+    assert len({own, *changed, fingerprint("train0.mp4", after="one byte more")}) == 4
 
 
 @pytest.mark.parametrize(("workers", "world_size"), [(0, 1), (1, 2)])

@@ -9,7 +9,7 @@ from typing import BinaryIO, Generic, Literal, TypeVar
 
 import numpy as np
 
-from recurra._files.digests import MANIFEST, file_sha256, read_stamped
+from recurra._files.digests import MANIFEST, file_sha256, json_sha256, read_stamped
 from recurra.checks import choose, require_literal, sentence
 from recurra.data._files import Cache, TextFile, find_text_files, progress, require_splits
 from recurra.data.batches import SHARDS, SPLITS, Split, random_generator
@@ -24,6 +24,8 @@ _Tokens = TypeVar("_Tokens")
 
 class _Corpus(Generic[_Tokens]):
     _tokens: dict[Split, _Tokens]
+    digests: dict[Split, str]
+    """The digest of what each split was read from, wherever that lies."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -42,13 +44,20 @@ class TextCorpus(_Corpus[np.ndarray]):
     """The splits of a corpus as tokens.
 
     encoder: the vocabulary or tokenizer that made them. cache_folder: where they are on disk; None if they are not.
+    digests: of the files that they were read from.
     """
 
     def __init__(
-        self, encoder: TextEncoder, tokens: dict[Split, np.ndarray], *, cache_folder: Path | None = None
+        self,
+        encoder: TextEncoder,
+        tokens: dict[Split, np.ndarray],
+        *,
+        cache_folder: Path | None = None,
+        digests: dict[Split, str] | None = None,
     ) -> None:
         self.encoder = encoder
         self.cache_folder = cache_folder
+        self.digests = digests or {}
         self._tokens = tokens
 
     @classmethod
@@ -83,7 +92,8 @@ class TextCorpus(_Corpus[np.ndarray]):
         else:
             encoder = vocabulary
         tokens = {split: _encoded(split, file, encoder, store) for split, file in files.items()}
-        return cls(encoder, tokens, cache_folder=store.folder)
+        digests = {split: file.sha256 for split, file in files.items()}
+        return cls(encoder, tokens, cache_folder=store.folder, digests=digests)
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
@@ -264,6 +274,7 @@ class ShardCorpus(_Corpus[ShardedTokens]):
         if self.encoder.fingerprint != index["fingerprint"]:
             raise ValueError(sentence(str(folder / TOKENIZER), "another vocabulary", "that of the shards", _AGAIN))
         self._tokens: dict[Split, ShardedTokens] = {}
+        self.digests = {split: json_sha256(entries) for split, entries in index["splits"].items()}
         for split, entries in index["splits"].items():
             names = ("tokens", "documents", "digest", "documents_digest")
             shards = [_Shard(folder / entry["name"], *(entry[name] for name in names)) for entry in entries]

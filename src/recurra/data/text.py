@@ -9,6 +9,7 @@ from typing import Literal, SupportsIndex
 
 import numpy as np
 
+from recurra._files.digests import json_sha256
 from recurra.checks import (
     fields_of,
     require,
@@ -161,6 +162,11 @@ class TextData:
         """Return the tokens of a split (see `TextCorpus.tokens`)."""
         return self.corpus.tokens(split)
 
+    def fingerprint(self) -> str:
+        """Digest what training and validation read, wherever it lies."""
+        own = self.corpus.digests
+        return json_sha256([own.get("train"), own.get("valid"), *(mixed.digests["train"] for mixed in self._mixed())])
+
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text. Raises ValueError for a token outside the vocabulary."""
         return self.corpus.encoder.decode(tokens)
@@ -173,7 +179,7 @@ class TextData:
         shares: dict[str, int] = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size}
         sharded = self.corpus if isinstance(self.corpus, ShardCorpus) else None
         if training and sharded is not None and config.mixture:
-            texts, weights = self._mixed(sharded.encoder), list(config.mixture.values())
+            texts, weights = [corpus.tokens("train") for corpus in self._mixed()], list(config.mixture.values())
             return MixtureSource(texts, weights, segment_length=n_steps, seed=seed, **shares)
         if training and sharded is not None and config.sampling == "packed":
             return PackedSource(sharded.tokens("train"), row_length=n_steps, seed=seed, **shares)
@@ -196,14 +202,14 @@ class TextData:
             **shares,
         )
 
-    def _mixed(self, vocabulary: TextEncoder) -> list[ShardedTokens]:
+    def _mixed(self) -> list[ShardCorpus]:
         corpora = [ShardCorpus(Path(path).expanduser()) for path in self.config.mixture]
         for path, corpus in zip(self.config.mixture, corpora):
-            if corpus.encoder.fingerprint != vocabulary.fingerprint:
+            if corpus.encoder.fingerprint != self.corpus.encoder.fingerprint:
                 got, hint = f"{path}, whose vocabulary is another one", "prepare it with --tokenizer"
                 expected = f"shards with the vocabulary of {self.config.path}"
                 raise ValueError(sentence("data.mixture", got, expected, hint))
-        return [corpus.tokens("train") for corpus in corpora]
+        return corpora
 
 
 def _open_shards(config: TextConfig, encoder: TextEncoder | None) -> ShardCorpus:

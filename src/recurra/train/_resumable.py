@@ -72,6 +72,7 @@ class ResumableRun:
         self.pieces = self.ranks.pieces
         with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
             self.data = data = open_data(experiment, self.ranks)
+        self._data_fingerprint = experiment.task.fingerprint(data)
         self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
         self.model = experiment.build_model(data)
         self._begun: str | None = None
@@ -143,6 +144,7 @@ class ResumableRun:
             "config": to_plain(self.experiment),
             "position": asdict(self.position),
             "model": self.model.state_dict(),
+            "data": self._data_fingerprint,
             "base": self.adapters and self.adapters.base,
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -178,6 +180,10 @@ class ResumableRun:
         if saved["optimizer"] is None:
             got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
             raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
+        if saved["data"] != self._data_fingerprint:
+            got = f"{self.experiment.data.path}, which has changed since {path} was saved"
+            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.path}"
+            raise ValueError(sentence("the corpus", got, "the data that the run was trained on", hint))
         if self.adapters is not None:
             self.adapters.require_base(saved["base"], path)
         # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.

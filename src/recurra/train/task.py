@@ -63,6 +63,10 @@ class Task:
         """Open the data of a run, with the vocabulary or classes that it has learned."""
         return self.build_data(data, rank=rank, world_size=world_size)
 
+    def fingerprint(self, opened: Any) -> str | None:
+        """Digest what the opened data contain, wherever they lie; None if their configuration determines it."""
+        return None
+
     def sizes(self, data: Any, opened: Any) -> DataSizes | VideoSizes:
         """Return the sizes that a model takes from the opened data."""
         raise NotImplementedError

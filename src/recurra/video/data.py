@@ -1,5 +1,6 @@
 """Batches of clips: one clip of each video, or all views of each video."""
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recurra._files.digests import json_sha256
 from recurra.checks import (
     choose,
     fields_of,
@@ -350,6 +352,15 @@ class VideoData:
                 store=self._store,
             )
         return self._checked[split]
+
+    def fingerprint(self) -> str:
+        """Digest the names, labels and sizes of the videos for training and validation, wherever their folder lies."""
+        listed = [
+            (os.path.relpath(video.path, self._folder), video.label, video.path.stat().st_size)
+            for split in ("train", "valid")
+            for video in self._listed.get(split, ())
+        ]
+        return json_sha256(listed)
 
     def source(self, split: Split) -> ClipSource:
         """Return the batches of a split, one clip per video: random in training, otherwise the middle view and crop."""

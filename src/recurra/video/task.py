@@ -55,6 +55,10 @@ class VideoTask(Task):
             raise ValueError(sentence("data.path", "videos of other classes", f"those in {folder.classes}"))
         return opened
 
+    def fingerprint(self, opened: VideoData) -> str | None:
+        """Digest the lists of videos."""
+        return opened.fingerprint()
+
     def sizes(self, data: Any, opened: Any) -> VideoSizes:
         """Return the classes and the size of a segment."""
         return VideoSizes(opened.output_size, data.n_frames, data.image_size)
@@ -127,6 +131,9 @@ class MotionsTask(VideoTask):
     """The generated motions, which are written on first use."""
 
     data = MotionsConfig
+
+    def fingerprint(self, opened: VideoData) -> None:
+        """Return None: the configuration determines the videos, which another encoder writes in other bytes."""
 
     def models(self) -> list[ModelEntry]:
         """List the models of videos that learn from no poses."""

@@ -9,7 +9,7 @@ from tests.train.runs.conftest import RECIPES
 from recurra.data._prepare import Preparation, prepare
 from recurra.data.text import TextConfig
 from recurra.train.recipe import find_recipe, read_family, recipe_names
-from recurra.train.run import default_run_folder, resume_run, start_run
+from recurra.train.run import default_run_folder, open_run, resume_run, start_run
 
 
 def test_no_two_recipes_share_a_default_folder():
@@ -66,16 +66,48 @@ def test_a_run_that_cannot_resume_is_not_kept_locked(recipe, tmp_path):
             resume_run(folder, overrides=["--optimizer.learning_rate", "1"])
 
 
-def test_a_resumed_run_reads_with_its_own_vocabulary(there, tmp_path):
-    run = Path(shutil.copytree("runs/text", tmp_path / "text"))
+def test_a_run_reads_another_text_with_its_own_vocabulary(there, tmp_path):
     corpus = Path(shutil.copytree("corpus", tmp_path / "new"))
     train = corpus / "train.txt"
     train.write_text("a the a the mat\n" + train.read_text())
-    trainer = resume_run(run, overrides=["--data.path", str(corpus), "--training.max_steps", "4"])
+    run = open_run("runs/text", overrides=["--data.path", str(corpus)])
     own = TextConfig(path="corpus").build().corpus.encoder
-    assert trainer.data.corpus.encoder.fingerprint == own.fingerprint
+    assert run.data.corpus.encoder.fingerprint == own.fingerprint
     assert TextConfig(path=str(corpus)).build().corpus.encoder.fingerprint != own.fingerprint
-    trainer.fit()
+
+
+def _shards(corpus: Path) -> Path:
+    out = corpus.with_name(f"{corpus.name}-shards")
+    prepare(Preparation("folder", str(corpus), out))
+    return out
+
+
+@pytest.mark.parametrize(("source", "made"), [("folder", Path), ("shards", _shards)])
+def test_a_run_resumes_on_a_moved_text_but_not_on_a_changed_one(tmp_path, source, made):
+    """Even if only two words were swapped, which the vocabulary does not show."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text("the cat sat on a mat\na cat on the mat\n" * 8)
+    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    settings = f"path: {made(corpus)}, source: {source}, batch_size: 2, segment_length: 4, cache: {tmp_path / 'cache'}"
+    recipe.write_text(f"""
+experiment: text
+data: {{{settings}}}
+model: {{n_layer: 1, d_model: 8, mixer: min-gru}}
+training: {{max_steps: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+""")
+    start_run(recipe, run).fit()
+    copies = [Path(shutil.copytree(corpus, tmp_path / name)) for name in ("moved", "changed", "valid")]
+    for copy, split in zip(copies[1:], ("train", "valid")):
+        file = copy / f"{split}.txt"
+        file.write_text(file.read_text().replace("cat sat", "sat cat", 1))
+    moved, *changed = (["--data.path", str(made(copy)), "--training.max_steps", "2"] for copy in copies)
+    for overrides in changed:
+        refused = rf"^the corpus is {overrides[1]}, which has changed since .*step-0000000001.* was saved; expected the d"
+        with pytest.raises(ValueError, match=refused):
+            resume_run(run, overrides=overrides)
+    resume_run(run, overrides=moved).fit()
 
 
 def test_a_run_without_checkpoints_resumes_with_its_own_settings(recipe, tmp_path):

@@ -48,6 +48,9 @@ class TextTask(TokenTask):
             data = replace(data, tokenizer=str(own), bpe_vocab_size=None)
         return data.build(rank=rank, world_size=world_size)
 
+    def fingerprint(self, opened: TextData) -> str:
+        return opened.fingerprint()
+
     def sizes(self, data: TextConfig, opened: Any) -> DataSizes:
         return DataSizes(opened.vocab_size, opened.output_size, data.segment_length)
 
