@@ -260,6 +260,16 @@ def test_a_run_that_diverges_waits_for_the_checkpoint_that_is_being_written(make
     assert waited == [2]
 
 
+@pytest.mark.parametrize(("losses", "there"), [((float("nan"),), []), ((1.0, float("nan")), ["best.safetensors"])])
+def test_a_run_that_diverges_names_its_checkpoints_if_there_are_any(make_trainer, losses, there):
+    trainer = make_trainer(max_steps=4, scorer=scorer(*losses), eval_every=1)
+    with pytest.raises(TrainingDiverged) as error:
+        trainer.fit(quiet())
+    assert [path.name for path in trainer.checkpoints.path.glob("*")] == there
+    named = f"; the checkpoints saved before this step are in {trainer.folder.checkpoints}"
+    assert str(error.value).endswith(named) is bool(there)
+
+
 # --- the folder while it trains: locked, and in place ---
 
 

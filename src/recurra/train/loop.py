@@ -270,7 +270,7 @@ class Trainer(ResumableRun):
 
     def _diverged(self, name: str, got: object) -> TrainingDiverged:
         hint = "lower optimizer.learning_rate, increase schedule.warmup_steps or set optimizer.gradient_clip"
-        if self.checkpoints.steps():
+        if self.checkpoints.steps() or self.checkpoints.best.exists():
             hint += f"; the checkpoints saved before this step are in {self.folder.checkpoints}"
         return TrainingDiverged(f"step {self.position.step}: {sentence(name, got, 'finite numbers', hint)}")
 
