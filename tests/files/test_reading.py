@@ -1,10 +1,37 @@
 import json
+import os
+import pkgutil
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
 
 from recurra._files.reading import parse_json, parse_yaml, read_json, read_text, read_yaml, require_fields
+
+
+# by what reads them: the ending of such files
+ENDINGS = {
+    "recurra._files.reading:read_text": "",
+    "recurra._files.digests:file_sha256": "",
+    "recurra._files.weights:read_metadata": "",
+    "recurra.convert.portable:load_single_file": ".safetensors",
+    "recurra.convert.portable:read_weights": ".bin",
+    "recurra.data.tokenizers:BytePairEncoding.load": ".json",
+    "recurra.train.checkpoint:load_checkpoint": ".safetensors",
+    "recurra.train.metrics:read_metrics": ".jsonl",
+    "recurra.train.recipe:load_recipe": ".yaml",
+    "recurra.video.reader:VideoFile": ".mp4",
+}
+
+
+@pytest.mark.parametrize("reader", ENDINGS)
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "pipe"), (partial(os.symlink, "/dev/zero"), "device")])
+def test_pipes_and_devices_are_refused_before_they_are_opened(tmp_path, reader, make, kind):
+    path = tmp_path / f"file{ENDINGS[reader]}"
+    make(path)
+    with pytest.raises(ValueError, match=rf"^([a-z ]+ )?{path} is a {kind}; expected a file on a disk"):
+        pkgutil.resolve_name(reader)(path)
 
 
 @pytest.fixture

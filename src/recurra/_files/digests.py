@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra._files.reading import MOST_BYTES, read_json
+from recurra._files.reading import MOST_BYTES, read_json, require_file
 from recurra._files.writing import write_json
 from recurra.checks import sentence
 
@@ -25,7 +25,8 @@ MANIFEST = "manifest.json"
 
 
 def file_sha256(path: Path) -> str:
-    """Compute the digest of a file's content. Raises OSError."""
+    """Compute the digest of a file's content. Raises OSError, and ValueError for a pipe or a device."""
+    require_file(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):

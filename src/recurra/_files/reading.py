@@ -7,6 +7,7 @@ and its depth before it is parsed.
 import json
 import math
 import re
+import stat
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,9 @@ def read_text(path: Path, what: str = "", *, most_bytes: int = MOST_BYTES, hint:
     what: what the file is, to stand before its name in messages. hint: how to get a sound file, for messages.
     """
     name = _name(path, what)
+    require_file(path, what)
     with path.open("rb") as file:
-        data = file.read(most_bytes + 1)  # never the whole of an endless device
+        data = file.read(most_bytes + 1)
         if len(data) > most_bytes:
             size = max(len(data), path.stat().st_size)
             raise ValueError(sentence(name, f"{size:,} bytes long", f"at most {most_bytes:,} bytes", hint))
@@ -131,6 +133,17 @@ def _yaml_loader() -> Any:
             return _without_twins(pairs)
 
     return Loader
+
+
+def require_file(path: Path, what: str = "") -> None:
+    """Refuse a pipe, a socket or a device: whoever opens or reads one may wait for ever. Raises OSError if missing.
+
+    A folder passes: the system's own error names it.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise ValueError(sentence(_name(path, what), f"a {kind}", "a file on a disk"))
 
 
 def _name(path: Path, what: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from recurra._files.reading import require_file
 from recurra.checks import sentence
 
 _N_SHOWN = 3
@@ -29,8 +30,9 @@ def read_safetensors(path: Path, expected: str = "a safetensors file") -> tuple[
 
 @contextmanager
 def _opened(path: Path, expected: str) -> Iterator[Any]:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise FileNotFoundError(sentence("file", f"{path}, which does not exist", expected))
+    require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from recurra._files.reading import read_text
 from recurra.checks import sentence
 from recurra.cli.arguments import FILE, NUMBER, REAL, add_checkpoint, command_parser, split_overrides
 from recurra.decoding.linear import DTYPES
@@ -65,7 +66,7 @@ def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
     if arguments.api_key_file is not None:
         path = arguments.api_key_file
-        of_file = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        of_file = [line.strip() for line in read_text(path, "the file of --api-key-file").splitlines() if line.strip()]
         if not of_file or any(len(key.split()) > 1 for key in of_file):
             got = f"{path}, with a line that has blanks inside" if of_file else f"{path}, which has no key"
             raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recurra._files.digests import content_digest
-from recurra._files.reading import parse_json
+from recurra._files.reading import parse_json, require_file
 from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra._files.writing import replacing
 from recurra.checks import sentence
@@ -98,6 +98,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 def _load_pickled(path: Path) -> Any:
     """Read what torch.save wrote, which only other code bases do, without running code of the file."""
+    require_file(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))  # not of the old form
         for leaf in tree_leaves(content):
