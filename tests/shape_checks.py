@@ -80,6 +80,8 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
 def _kind(value: Any) -> Any:
     """Return what two calls with the same outcome have in common: types, shapes, and the settings of objects."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return value.layout, value.dtype
         return tuple(n if type(n) is int else str(n) for n in value.shape), value.dtype  # symbolic sizes have no hash
     if type(value) in _PLAIN:
         return type(value), value

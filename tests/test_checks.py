@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
+from recurra import delta_rule, gate_loop, linear_scan
 from recurra.checks import (
     choose,
     fields_of,
@@ -108,3 +109,21 @@ def test_a_long_value_is_cut():
     assert len(message) < 1000
     assert message.startswith("experiment is 'xxx")
     assert message.endswith("xxx...; expected one of text, text-crt")
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning", "ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (torch.Tensor.to_sparse, "sparse_coo"),
+        (lambda x: x.flatten(1).to_sparse_csr(), "sparse_csr"),
+        (lambda x: torch.nested.nested_tensor(list(x)), "nested"),
+    ],
+)
+def test_operators_refuse_sparse_and_nested_tensors(unchecked, make, kind):
+    x, step = torch.rand(2, 5, 2, 4), torch.rand(2, 5, 2, 1)
+    refused = rf"is a {kind} tensor; expected a dense tensor: use \w+\.to_dense\(\)"
+    for operator, arguments in ((linear_scan, [x, x]), (gate_loop, [x, x, x, step]), (delta_rule, [x, x, x, step, step])):
+        for place, argument in enumerate(arguments):
+            with pytest.raises(TypeError, match=refused):
+                operator(*arguments[:place], make(argument), *arguments[place + 1 :])

@@ -107,15 +107,26 @@ def require_heads(n_heads: int, **channels: int) -> None:
 def kind_of(value: object) -> str:
     """Describe a value for a message: a tensor by type, shape and device, anything else by its class."""
     if isinstance(value, Tensor):
+        if not _is_dense(value):
+            return f"a {'nested' if value.is_nested else str(value.layout).removeprefix('torch.')} tensor"
         return f"{_dtype(value.dtype)} {tuple(value.shape)} on {value.device}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Refuse what is not a tensor."""
+    """Refuse what is not a tensor, and sparse and nested ones."""
     if not isinstance(value, Tensor):
         raise TypeError(sentence(name, kind_of(value), "a torch.Tensor"))
+    if not _is_dense(value):
+        hint = f"use {name}.to_dense(), or for a nested one {name}.to_padded_tensor(0) and a mask"
+        raise TypeError(sentence(name, kind_of(value), "a dense tensor", hint))
+
+
+def require_numbers(name: str, tensor: Tensor, like: Tensor) -> None:
+    """Refuse a meta tensor, which has a shape alone, beside weights `like` that have numbers."""
+    if tensor.device.type == "meta" and like.device.type != "meta":
+        raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {like.device}, as the weights"))
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -132,6 +143,10 @@ def require_layout(
     fits = isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
     if not fits:
         raise ValueError(sentence(name, kind_of(tensor), f"{_dtype(dtype)} {tuple(shape)} on {device}", hint))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _dtype(dtype: torch.dtype) -> str:

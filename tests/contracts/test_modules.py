@@ -69,6 +69,25 @@ def test_a_token_outside_the_vocabulary_is_named(language_model, token):
         language_model.loss(tokens, torch.ones_like(tokens))
 
 
+NO_NUMBERS = {
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+    "sparse rows": lambda x: x.flatten(1).to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning", "ignore:Sparse CSR:UserWarning")
+def test_tensors_without_plain_numbers_are_refused(unchecked, case, module):
+    x, model = case.draw(2, 6), getattr(module, "model", module)
+    if model is not module:
+        x = x.flatten(1, 2)
+    for kind, make in NO_NUMBERS.items():
+        with pytest.raises((TypeError, ValueError), match=r"^(x|tokens|clip) is .* (tensor|on meta); expected "):
+            model(make(x))
+            pytest.fail(kind)
+
+
 @pytest.mark.compile
 def test_compile_equals_eager(compiled_case):
     module = compiled_case.build().double()

@@ -9,7 +9,6 @@ import yaml
 
 from recurra._files.reading import parse_json, parse_yaml, read_json, read_text, read_yaml, require_fields
 
-
 # by what reads them: the ending of such files
 ENDINGS = {
     "recurra._files.reading:read_text": "",

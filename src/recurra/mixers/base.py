@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_at_least, require_tensor, sentence
+from recurra.checks import kind_of, require_at_least, require_numbers, require_tensor, sentence
 from recurra.layers.feed_forward import BlockDiagonalLinear
 from recurra.lengths import mask_fill, run_lengths, run_resets
 from recurra.ops._operator import HALF
@@ -130,6 +130,8 @@ class Mixer(nn.Module, ABC):
             ValueError: shapes do not fit, both mask and borders are given, or the state is another's.
         """
         _check_input(x, self.d_model)
+        if x.device.type == "meta":
+            require_numbers("x", x, self._weight())
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
             return self._run(x, state, **shared)
         if shared:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from recurra.checks import kind_of, require_tensor, sentence
+from recurra.checks import kind_of, require_numbers, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
 from recurra.lengths import check_lengths, mask_fill, on_host, run_lengths, run_resets
@@ -178,6 +178,8 @@ class LanguageModelShell(nn.Module, ABC):
         reset: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         _check_tokens(tokens)
+        if tokens.device.type == "meta":
+            require_numbers("tokens", tokens, next(self.parameters()))
         if reset is not None:
             again = partial(self._over_lengths, run)
             return run_resets(again, tokens, state, reset, mask=mask, cu_seqlens=cu_seqlens)

@@ -14,6 +14,7 @@ from recurra.checks import (
     require_at_least,
     require_heads,
     require_layout,
+    require_numbers,
     require_probability,
     require_tensor,
     sentence,
@@ -279,6 +280,7 @@ class VideoModel(nn.Module, ABC):
                 different positions.
         """
         require_clip(clip, self.config)
+        require_numbers("clip", clip, self.embedding.class_token)
         if state is None:
             state = self.initial_state(clip.shape[0])
         else:
