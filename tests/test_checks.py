@@ -123,7 +123,11 @@ def test_a_long_value_is_cut():
 def test_operators_refuse_sparse_and_nested_tensors(unchecked, make, kind):
     x, step = torch.rand(2, 5, 2, 4), torch.rand(2, 5, 2, 1)
     refused = rf"is a {kind} tensor; expected a dense tensor: use \w+\.to_dense\(\)"
-    for operator, arguments in ((linear_scan, [x, x]), (gate_loop, [x, x, x, step]), (delta_rule, [x, x, x, step, step])):
+    for operator, arguments in (
+        (linear_scan, [x, x]),
+        (gate_loop, [x, x, x, step]),
+        (delta_rule, [x, x, x, step, step]),
+    ):
         for place, argument in enumerate(arguments):
             with pytest.raises(TypeError, match=refused):
                 operator(*arguments[:place], make(argument), *arguments[place + 1 :])

@@ -1,5 +1,8 @@
 """Request bodies of OpenAI's clients: what asks for nothing is accepted, what cannot be done is refused by name."""
 
+import json
+import re
+
 import openai
 import pytest
 
@@ -108,7 +111,7 @@ PICTURE = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"u
         ({"stream": 1}, "stream"),
         ({"temperature": True}, "temperature"),
         ({"model": None}, "model"),
-        ({"messages": [{"role": "user", "content": PICTURE}]}, "messages.0.content.parts.1.type"),
+        ({"messages": [{"role": "user", "content": PICTURE}]}, "messages.0.content.1.type"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [TOOL]}]}, "messages.0.tool_calls"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
         ({"stream_options": {"other": True}}, "stream_options.other"),
@@ -128,6 +131,30 @@ def test_a_refusal_says_what_it_got(client):
         "best_of is 3; expected 1, as n is",
         "min_tokens is 3; expected no such field: it is not supported",
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"stop": 5}, "stop is 5; expected a valid string"),
+        ({"stop": ["a" * 1001]}, "stop.0 is 'aaaaaaaaaaaa...aaaaaaaaaaaaa'; expected at most 1000 characters"),
+        ({"prompt": [["a"]]}, "prompt.0.0 is 'a'; expected a valid integer"),
+        ({"prompt": {"a": 1}}, "prompt is {'a': 1}; expected a valid list"),
+        ({"temperature": -1}, "temperature is -1; expected greater than or equal to 0"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x is 'x'; expected a valid integer"),
+        ({"response_format": {"type": "x"}}, "response_format.type is 'x'; expected 'text', 'json_object' or"),
+        (b'{"model": }', "the body is not readable as JSON (Expecting value); expected a JSON object"),
+        (b"[]", "the body is []; expected "),
+        (b'{"prompt": "a"}', "model is missing; expected a value"),
+    ],
+    ids=str,
+)
+def test_refusals_are_our_sentences_and_name_fields_of_the_body(client, body, said):
+    content = body if isinstance(body, bytes) else json.dumps(TEXT | body).encode()
+    answer = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, message[: len(said)]) == (400, said)
+    assert not re.search(r"should|constrained|Value error|\[key\]|function-|Input ", message)
 
 
 def test_the_parts_of_a_message_are_lines(client):

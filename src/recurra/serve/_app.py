@@ -27,6 +27,7 @@ from recurra import __version__
 from recurra.checks import sentence
 from recurra.serve import _openai as openai
 from recurra.serve import _routes as routes
+from recurra.serve._bodies import refusal_of
 from recurra.serve._database import DiskFull
 from recurra.serve._guard import Connection, Guard
 from recurra.serve._http import DISK_FULL, ApiError, ServeSettings, page, page_paths
@@ -86,11 +87,7 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
         _LOG.error("the sessions file failed: %s", error, extra={"path": request.url.path})
         error = _store_failed(error)
     elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or None
-        message = f"{where or 'the body'}: {first['msg']}"
-        if where and first["type"] == "extra_forbidden":
-            message = sentence(where, repr(first["input"]), "no such field", "it is not supported")
+        where, message = refusal_of(error.errors()[0], error.body)
         error = ApiError(400, message, param=where, code="invalid_value")
     elif not isinstance(error, ApiError) and isinstance(error, HTTPException) and error.status_code == 404:
         error = ApiError(404, f"there is no {request.method} {request.url.path[:200]}", code="unknown_url")

@@ -1,7 +1,10 @@
 """The bodies of requests, and what is refused in them."""
 
 import asyncio
+import re
+import reprlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -372,3 +375,32 @@ def require_collectable(*requests: Request, n_choices: int = 1) -> None:
             f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {_MOST_NUMBERS:,} in all"
         )
         raise ApiError(400, f"{message}: stream the answer, or ask for fewer tokens or less of each", param="stream")
+
+
+_SHOULD = re.compile(r"^\w+ should (be |have |match )?")
+
+
+def refusal_of(error: Mapping[str, Any], body: Any) -> tuple[str | None, str]:
+    """Return the field of an error of pydantic, None for the whole body, and our sentence.
+
+    What pydantic calls the kinds of a union are no fields: those that the body does not have are left out.
+    """
+    (place, *parts), kind, fields, value = error["loc"], error["type"], [], body
+    for part in parts:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            if place == "body" and not (kind == "missing" and part == parts[-1]):
+                continue
+        fields.append(str(part))
+    where = ".".join(fields) if kind != "json_invalid" else ""
+    name = where or "the body"
+    if kind == "missing":
+        return where or None, sentence(name, "missing", "a value")
+    if kind == "extra_forbidden":
+        return where or None, sentence(name, reprlib.repr(error["input"]), "no such field", "it is not supported")
+    if kind == "value_error":
+        return where or None, f"{name}: {error['ctx']['error']}"
+    if kind == "json_invalid":
+        return None, sentence(name, f"not readable as JSON ({error['ctx']['error']})", "a JSON object")
+    return where or None, sentence(name, reprlib.repr(error["input"]), _SHOULD.sub("", error["msg"]))

@@ -104,7 +104,9 @@ training: {{max_steps: 1, tensorboard: false, accelerator: cpu, threads: 1}}
         file.write_text(file.read_text().replace("cat sat", "sat cat", 1))
     moved, *changed = (["--data.path", str(made(copy)), "--training.max_steps", "2"] for copy in copies)
     for overrides in changed:
-        refused = rf"^the corpus is {overrides[1]}, which has changed since .*step-0000000001.* was saved; expected the d"
+        refused = (
+            rf"^the corpus is {overrides[1]}, which has changed since .*step-0000000001.* was saved; expected the d"
+        )
         with pytest.raises(ValueError, match=refused):
             resume_run(run, overrides=overrides)
     resume_run(run, overrides=moved).fit()
