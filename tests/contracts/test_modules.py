@@ -69,12 +69,12 @@ def test_a_token_outside_the_vocabulary_is_named(language_model, token):
         language_model.loss(tokens, torch.ones_like(tokens))
 
 
-NO_NUMBERS = {
-    "meta": lambda x: x.to("meta"),
-    "sparse": lambda x: x.to_sparse(),
-    "sparse rows": lambda x: x.flatten(1).to_sparse_csr(),
-    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]),
-}
+NO_NUMBERS = [
+    lambda x: x.to("meta"),
+    lambda x: x.to_sparse(),
+    lambda x: x.flatten(1).to_sparse_csr(),
+    lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]),
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*prototype:UserWarning", "ignore:Sparse CSR:UserWarning")
@@ -82,10 +82,9 @@ def test_tensors_without_plain_numbers_are_refused(unchecked, case, module):
     x, model = case.draw(2, 6), getattr(module, "model", module)
     if model is not module:
         x = x.flatten(1, 2)
-    for kind, make in NO_NUMBERS.items():
+    for make in NO_NUMBERS:
         with pytest.raises((TypeError, ValueError), match=r"^(x|tokens|clip) is .* (tensor|on meta); expected "):
             model(make(x))
-            pytest.fail(kind)
 
 
 @pytest.mark.compile
