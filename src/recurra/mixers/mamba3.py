@@ -149,10 +149,12 @@ class Mamba3(Mixer):
 
 
 def _from_the_start(angles: Float[Tensor, "B L H pairs"]) -> Float[Tensor, "B L H pairs"]:
-    """The angles between the state and each step, within half a turn of 0.
+    """The angles between the state and each step; those of several steps within half a turn of 0.
 
     Angles to the last step would let later steps change earlier results by rounding.
     """
+    if not torch.compiler.is_compiling() and angles.shape[1] == 1:  # compiled, it would be one graph too many
+        return angles
     sums = angles.double().cumsum(1)  # float32 would lose digits of long sums
     return (sums - 2 * math.pi * torch.round(sums / (2 * math.pi))).to(angles.dtype)
 
