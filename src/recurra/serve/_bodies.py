@@ -399,6 +399,8 @@ def refusal_of(error: Mapping[str, Any], body: Any) -> tuple[str | None, str]:
         return where or None, sentence(name, "missing", "a value")
     if kind == "extra_forbidden":
         return where or None, sentence(name, reprlib.repr(error["input"]), "no such field", "it is not supported")
+    if kind == "too_many_fields":
+        return where or None, f"{name}: {error['msg']}"
     if kind == "value_error":
         return where or None, f"{name}: {error['ctx']['error']}"
     if kind == "json_invalid":
