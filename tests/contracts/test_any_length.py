@@ -21,7 +21,7 @@ OF_SEGMENTS = ("relative-attention", "language-model-relative-attention", "trans
 INSIDE_OF_SEGMENTS = (6, 8, 5, 3, 9, 7, 4, 12, 72, 5)
 
 
-FOUR_GRAPHS = pytest.mark.xfail(strict=True, reason="Mamba-3 takes a fourth graph")
+FOUR_GRAPHS = pytest.mark.xfail(strict=True, reason="RetNet takes a fourth graph")
 
 
 def marked(case: Case, *more: pytest.MarkDecorator):
@@ -43,7 +43,7 @@ def require_close(actual, expected):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", [marked(case, *([FOUR_GRAPHS] if "mamba3" in case.name else [])) for case in CASES])
+@pytest.mark.parametrize("case", [marked(case, *([FOUR_GRAPHS] if "retnet" in case.name else [])) for case in CASES])
 def test_calls_of_ten_lengths_share_their_graphs(case):
     from functorch.compile import default_partition, make_boxed_func  # seconds, for the tests that compile alone
     from torch._dynamo.backends.common import aot_autograd
