@@ -130,7 +130,7 @@ class Source:
 
 
 def test_poses_reach_the_loss(tmp_path):
-    data = SimpleNamespace(output_size=4, source=lambda split: Source())
+    data = SimpleNamespace(output_size=4, source=lambda split: Source(), fingerprint=lambda: "of the videos")
     training = TrainingConfig(max_steps=1, tensorboard=False, accelerator="cpu")
     model = PIViTConfig(**SMALL | {"patch_size": 4, "n_layer": 1}, n_joints=3, d_skeleton=5)
     config = VideoConfig(path=str(tmp_path), n_frames=2, n_segments=1, image_size=8)

@@ -66,9 +66,10 @@ def test_fresh_models_are_drawn_as_the_models_draw_them(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_loading_in_another_type(lm, saved, prompt, dtype):
     loaded = AutoModelForCausalLM.from_pretrained(saved, dtype=dtype)
-    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    # what makes transitions stays in float32
+    assert {dtype} <= {parameter.dtype for parameter in loaded.parameters()} <= {dtype, torch.float32}
     for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, lm.get_parameter(name).to(dtype)), name
+        assert torch.equal(parameter, lm.get_parameter(name).to(parameter.dtype)), name
     if dtype == torch.float32:
         torch.testing.assert_close(loaded(prompt).logits.double(), lm(prompt).logits, atol=1e-4, rtol=0)
 
