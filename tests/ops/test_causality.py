@@ -5,9 +5,8 @@ import torch
 
 from recurra import delta_rule, gate_loop, linear_scan
 from recurra.ops.gate_loop.reference import softmax_attention
-from recurra.ops.scan.convolution import convolution_scan
 
-LENGTH, STEP = 150, 130  # chunks have 64 steps, and blocks of transforms 32 and more
+LENGTH, STEP = 150, 130  # chunks have 64 steps
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 SHAPE = (2, LENGTH, 2)
 
@@ -43,7 +42,6 @@ CASES = {
     "gate_loop, fused": (lambda *x: gate_loop(*x, mode="fused")[0], (1, 1, 1, 1)),
     "linear_scan": (lambda b, a: linear_scan(a, b), (5, 5)),
     "linear_scan, reference": (lambda b, a: linear_scan(a, b, backend="reference"), (5, 5)),
-    "convolution_scan": (lambda b, _: convolution_scan(torch.tensor(0.9), b), (5, 1)),
     "softmax_attention": (softmax_attention, (3, 3, 5, 3)),
     "softmax_attention, window": (lambda *x: softmax_attention(*x, window=7), (3, 3, 5, 1)),
 }

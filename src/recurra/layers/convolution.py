@@ -24,7 +24,7 @@ from recurra.ops._operator import (
     numba_kernels_take,
     span_of_job,
 )
-from recurra.ops.scan.convolution import convolve_across, transform_length
+from recurra.ops.scan.convolution import transform_length
 
 # pairs of positional features, hidden channels and layers, and where the frequency of the sines starts
 _BANDS, _WIDTH, _DEPTH, _FREQUENCY = 16, 64, 3, 14.0
@@ -121,8 +121,9 @@ _any_window = OneNode(
 def causal_convolution(x: Float[Tensor, "B L D"], filters: Float[Tensor, "K D"]) -> Float[Tensor, "B L D"]:
     """Compute y_t = sum_{s < K, s <= t} filter_s x_{t-s}, in O(L log^2 min(K, L)).
 
-    An input disturbs no output before it, not even by rounding: blocks of `_DIRECT` steps are convolved directly, and
-    `convolve_across` adds what earlier blocks do. B and L are at least 1.
+    An input disturbs no output before it, not even by rounding, as it would in one Fourier transform over all of x:
+    blocks of `_DIRECT` steps are convolved directly, and `_across` adds what earlier blocks send. B and L are at least
+    1. Gradients are as causal in the other direction.
     """
     return _causal(x, filters)[0]
 
@@ -132,7 +133,24 @@ def _causal_reference(x: Tensor, filters: Tensor) -> tuple[Tensor]:
     blocks = functional.pad(x, (0, 0, 0, -length % _DIRECT)).unflatten(1, (-1, _DIRECT)).flatten(0, 1)
     first = filters[:_DIRECT]
     within = shifted_products(blocks, blocks.new_zeros(len(blocks), len(first) - 1, x.shape[2]), first.flip(0), None)
-    return (within.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length] + convolve_across(x, filters, _DIRECT),)
+    return (within.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length] + _across(x, filters),)
+
+
+def _across(x: Tensor, filters: Tensor) -> Tensor:
+    """Send the first half of x into the second by one transform, and each half likewise, down to blocks."""
+    length, n_taps, half = x.shape[1], filters.shape[0], _DIRECT
+    n_blocks = 1 << (-(-length // half) - 1).bit_length()
+    signal, taps = functional.pad(x.transpose(1, 2), (0, n_blocks * half - length)), filters.t()
+    y = torch.zeros_like(signal)
+    while half < length:
+        pairs = -(-(length - half) // (2 * half))
+        first, second = (z[..., : 2 * half * pairs].unflatten(-1, (pairs, 2, half)) for z in (signal, y))
+        reach = min(half, 1 << (n_taps - 1).bit_length())  # filters are too short for inputs and outputs beyond
+        size = 2 * reach
+        spectrum = torch.fft.rfft(first[..., 0, half - reach :], size) * torch.fft.rfft(taps[:, :size], size)[:, None]
+        second[..., 1, :reach] += torch.fft.irfft(spectrum, size)[..., reach:]
+        half *= 2
+    return y[..., :length].transpose(1, 2)
 
 
 def _causal_backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, Tensor | None]:

@@ -54,11 +54,10 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> _WebModel:
     """
     require_literal(_Weights, weights=weights)
     twin, codes = _rounded(model, weights)
-    with tracing():
-        step, gates = gated_step_program(twin)
-    names = [tensor.name for tensor in step.state]
-    arguments = torch.zeros(1, 1, dtype=torch.int64), *zero_state(step.state, 1)
     with tracing(), torch.no_grad():
+        step, gates = gated_step_program(twin)
+        names = [tensor.name for tensor in step.state]
+        arguments = torch.zeros(1, 1, dtype=torch.int64), *zero_state(step.state, 1)
         program = torch.export.export(RealProgram(step.program).eval(), arguments, strict=False)
         exported = torch.onnx.export(
             program.run_decompositions(default_decompositions() | AT_ONE_STEP),

@@ -3,13 +3,8 @@
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
-from torch.nn import functional
 
 from recurra.checks import kind_of, require_tensor, sentence
-from recurra.ops.scan.operator import linear_scan
-
-_BLOCK = 32
-"""Steps that are computed without a transform."""
 
 
 def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Tensor, "B L *channels"]:
@@ -22,8 +17,8 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
         b: the inputs, (B, L, *channels), float32 or float64, real or complex.
 
     Returns:
-        h, (B, L, *channels). Its error is relative to the norms of kernel and earlier inputs, not to each h, and
-        independent of later inputs. For |a| > 1 the powers grow over the whole length: use `linear_scan` instead.
+        h, (B, L, *channels). The transform spreads its error over the sequence: it is relative to the norms of kernel
+        and inputs, not to each h, so a large input disturbs the h before it and an infinity makes all NaN. For |a| > 1 the powers grow over the whole length: use `linear_scan` instead.
 
     Raises:
         TypeError: a or b is not a tensor, or has another type.
@@ -45,34 +40,12 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
     a = a.expand(channels)
     # (L, *channels): a^0, a^1, ... by running products, which are exact at a = 0, in value and gradient
     kernel = torch.cat([torch.ones_like(a)[None], a.expand(length - 1, *channels)]).cumprod(0)
-    kernel, b = kernel.flatten(1), b.flatten(2)
-    blocks = functional.pad(b, (0, 0, 0, -length % _BLOCK)).unflatten(1, (-1, _BLOCK)).flatten(0, 1)
-    within = linear_scan(kernel[min(1, length - 1)], blocks).unflatten(0, (len(b), -1)).flatten(1, 2)[:, :length]
-    return (within + convolve_across(b, kernel, _BLOCK)).unflatten(2, channels)
-
-
-def convolve_across(x: Shaped[Tensor, "B L D"], filters: Shaped[Tensor, "K D"], block: int) -> Shaped[Tensor, "B L D"]:
-    """Add up what earlier blocks of so many steps send to each step: sum of filter_s x_{t-s} over them.
-
-    The first half of x goes into the second by one Fourier transform, and each half is computed the same way, down to
-    the blocks: O(L log^2 L). So an input disturbs no output before it, not even by rounding, as it would in one
-    transform over all of x; gradients are as causal in the other direction. B and L are at least 1.
-    """
-    length, n_taps, half = x.shape[1], filters.shape[0], block
-    is_complex = x.is_complex() or filters.is_complex()
-    transform, invert = (torch.fft.fft, torch.fft.ifft) if is_complex else (torch.fft.rfft, torch.fft.irfft)
-    n_blocks = 1 << (-(-length // block) - 1).bit_length()
-    signal, taps = functional.pad(x.transpose(1, 2), (0, n_blocks * block - length)), filters.t()
-    y = torch.zeros_like(signal, dtype=torch.promote_types(x.dtype, filters.dtype))
-    while half < length:
-        pairs = -(-(length - half) // (2 * half))
-        first, second = (z[..., : 2 * half * pairs].unflatten(-1, (pairs, 2, half)) for z in (signal, y))
-        reach = min(half, 1 << (n_taps - 1).bit_length())  # filters are too short for inputs and outputs beyond
-        size = 2 * reach
-        spectrum = transform(first[..., 0, half - reach :], size) * transform(taps[:, :size], size)[:, None]
-        second[..., 1, :reach] += invert(spectrum, size)[..., reach:]
-        half *= 2
-    return y[..., :length].transpose(1, 2)
+    padded = transform_length(2 * length - 1)  # nothing wraps around
+    if kernel.is_complex() or b.is_complex():
+        spectrum = torch.fft.fft(kernel, padded, 0) * torch.fft.fft(b, padded, 1)
+        return torch.fft.ifft(spectrum, padded, 1)[:, :length]
+    spectrum = torch.fft.rfft(kernel, padded, 0) * torch.fft.rfft(b, padded, 1)
+    return torch.fft.irfft(spectrum, padded, 1)[:, :length]
 
 
 def transform_length(at_least: int) -> int:
