@@ -18,7 +18,8 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
 
     Returns:
         h, (B, L, *channels). The transform spreads its error over the sequence: it is relative to the norms of kernel
-        and inputs, not to each h, so a large input disturbs the h before it and an infinity makes all NaN. For |a| > 1 the powers grow over the whole length: use `linear_scan` instead.
+        and inputs, not to each h. So a large input disturbs the h before it, and an infinity makes all of them NaN.
+        For |a| > 1 the powers grow over the whole length. `linear_scan` has neither limit.
 
     Raises:
         TypeError: a or b is not a tensor, or has another type.
