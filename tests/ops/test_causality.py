@@ -80,3 +80,18 @@ def test_attention_forgets_an_infinity_with_its_window():
     assert y[0, 100:107].isnan().all()
     torch.testing.assert_close(y[0, 107:], expected[0, 107:])
     torch.testing.assert_close(y[1], expected[1])
+
+
+@pytest.mark.parametrize("mode", ["chunk", "attention"])
+def test_from_an_infinity_on_nothing_is_finite(mode):
+    """A step that was left out of the products is not forgotten: what would have seen it says so."""
+    for function, sizes in ((delta_rule, (3, 3, 5, 1, 1)), (gate_loop, (3, 3, 5, 1))):
+        q, k, v, *gates = inputs(*sizes)
+        if function is delta_rule and mode == "attention":
+            continue
+        v[0, 30, 0, 0] = torch.inf
+        y, last = function(q, k, v, *gates[::-1], mode=mode)
+        assert not y[0, 30:, 0].isfinite().all(-1).any()
+        assert not last[0].isfinite().all()
+        assert y[1].isfinite().all()
+        assert last[1].isfinite().all()
