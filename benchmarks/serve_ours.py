@@ -13,18 +13,19 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
-from recurra.serve._service import Service
 from recurra.train._process import keep_large_blocks
 
 
 def main(words: list[str]) -> None:
     port, weights, threads, sessions, resident = words
     keep_large_blocks()
-    if weights == "dry":
-        model = LanguageModel(LanguageModelConfig(300, None, 1, 32, 64)).eval()
-        served = ServedModel("gateloop", model, weights="float32")
-    else:
-        served = ServedModel("gateloop", gateloop(), weights=None if weights == "model" else weights)
+
+    def load() -> list[ServedModel]:
+        if weights == "dry":
+            model = LanguageModel(LanguageModelConfig(300, None, 1, 32, 64)).eval()
+            return [ServedModel("gateloop", model, weights="float32")]
+        return [ServedModel("gateloop", gateloop(), weights=None if weights == "model" else weights)]
+
     settings = ServeSettings(
         port=int(port),
         sessions_file=Path(sessions),
@@ -32,7 +33,7 @@ def main(words: list[str]) -> None:
         max_queue=2048,
         max_resident_sessions=int(resident),
     )
-    run_service(Service([served], settings, int(threads)))
+    run_service(load, settings, int(threads))
 
 
 if __name__ == "__main__":

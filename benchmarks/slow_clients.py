@@ -26,7 +26,6 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
-from recurra.serve._service import Service
 from recurra.train._process import keep_large_blocks
 
 BODY_BYTES = 3_500_000
@@ -37,9 +36,13 @@ def serve(port: int, files: int | None) -> None:
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     keep_large_blocks()
-    tokenizer = ByteEncoder()
-    model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 1, 64, 64)).eval()
-    run_service(Service([ServedModel("bytes", model, tokenizer)], ServeSettings(port=port), threads=1))
+
+    def load() -> list[ServedModel]:
+        tokenizer = ByteEncoder()
+        model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 1, 64, 64)).eval()
+        return [ServedModel("bytes", model, tokenizer)]
+
+    run_service(load, ServeSettings(port=port), threads=1)
 
 
 async def half_open(port: int, opened: "asyncio.Queue[None]") -> float:
