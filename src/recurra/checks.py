@@ -6,7 +6,7 @@ take the first address.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -80,8 +80,10 @@ def require_positive(**values: float) -> None:
 
 def require_literal(literal: Any, **values: object) -> None:
     """Refuse values that are none of those of a `Literal`, by name."""
+    choices = get_args(literal)
     for name, value in values.items():
-        choose(name, dict.fromkeys(get_args(literal)), value)
+        if value not in choices:
+            raise ValueError(_not_among(name, value, choices))
 
 
 def require_literal_fields(config: object, section: str) -> None:
@@ -93,8 +95,13 @@ def require_literal_fields(config: object, section: str) -> None:
 
 def choose(name: str, table: Mapping[Any, _Choice], choice: object) -> _Choice:
     """Look up the value of the option `name` in the table of its choices."""
-    require(choice in table, name, choice, f"one of {', '.join(map(str, table))}")
+    if choice not in table:
+        raise ValueError(_not_among(name, choice, table))
     return table[choice]
+
+
+def _not_among(name: str, value: object, choices: Iterable[Any]) -> str:
+    return sentence(name, repr(value), f"one of {', '.join(map(str, choices))}")
 
 
 def require_heads(n_heads: int, **channels: int) -> None:

@@ -23,6 +23,8 @@ _has_warned = False
 
 def choose_backend(backend: str, device: torch.device) -> str:
     """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`."""
+    if backend == "auto" and device.type == "cpu" and not NUMBA_IS_MISSING:
+        return "numba"
     require_literal(Backend, backend=backend)
     if backend in ("numba", "triton"):
         if obstacle := _why_not(backend, device):

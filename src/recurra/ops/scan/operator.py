@@ -31,6 +31,7 @@ from recurra.ops._toolkit.memory import empty_result
 from recurra.ops.scan.reference import linear_scan_reference
 
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+_TAKEN = frozenset(HALF + _COMPUTED)
 
 
 def _kernels(h: Tensor) -> tuple[Any, tuple[int, ...], dict[str, int]]:
@@ -284,12 +285,16 @@ def linear_scan(
     computed = torch.float32 if dtype in HALF else dtype
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)
-    a, b, h0 = a.to(computed), b.to(computed), None if h0 is None else h0.to(computed)
+    if not a.dtype == b.dtype == computed:
+        a, b = a.to(computed), b.to(computed)
+    if h0 is not None:
+        h0 = h0.to(computed)
     if cu_seqlens is not None:
         a, b, h0 = *start_anew(a, b, h0, cu_seqlens, reverse), None
     if reset is not None:
         a = cut_transitions(a, reset, b.dim(), reverse)
-    return _flattened(a, b, h0, reverse, chosen, out).to(dtype)
+    h = _flattened(a, b, h0, reverse, chosen, out)
+    return h.to(dtype) if dtype in HALF else h
 
 
 def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
@@ -298,8 +303,10 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return a * b + h0.unsqueeze(1) if out is None else out
     batch, length = b.shape[:2]
-    flat_a = a.expand(b.shape).reshape(batch, length, -1)
-    flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
+    flat_a, flat_b, flat_h0 = a if a.shape == b.shape else a.expand(b.shape), b, h0
+    if b.dim() != 3:
+        flat_a, flat_b = (x.reshape(batch, length, -1) for x in (flat_a, b))
+        flat_h0 = h0.reshape(batch, -1)
     if out is not None and not torch.compiler.is_compiling() and all(map(has_numbers, (out, a, b, h0))):
         _scan_in_place(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
         increment_version(out)  # so that a graph that has saved it refuses to go on
@@ -308,20 +315,21 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
         h = linear_scan_reference(flat_a, flat_b, flat_h0, reverse)
     else:
         h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, backend)
-    return h.reshape(b.shape) if out is None else out.copy_(h.reshape(b.shape))
+    h = h if b.dim() == 3 else h.reshape(b.shape)
+    return h if out is None else out.copy_(h)
 
 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     """Return the type that the arguments of a scan promote to."""
     require_tensor("b", b)
-    for name, tensor in {"a": a, "b": b, "h0": b if h0 is None else h0}.items():
+    for name, tensor in (("a", a), ("b", b), ("h0", b if h0 is None else h0)):
         require_tensor(name, tensor)
-        if tensor.dtype not in HALF + _COMPUTED:
+        if tensor.dtype not in _TAKEN:
             expected = "float16, bfloat16, float32, float64, complex64 or complex128"
             raise TypeError(sentence(name, kind_of(tensor), expected, f"convert it, for example {name}.float()"))
         if tensor.device != b.device:
             raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {b.device}, as b"))
-    dtype = torch.promote_types(a.dtype, b.dtype)
+    dtype = a.dtype if a.dtype == b.dtype else torch.promote_types(a.dtype, b.dtype)
     return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
 
 
@@ -330,7 +338,7 @@ def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | N
     if b.dim() < 2:
         raise ValueError(sentence("b", kind_of(b), "(B, L, *channels)"))
     shape = tuple(b.shape)
-    if a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1])):
+    if a.shape != shape and (a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1]))):
         hint = "each of its dimensions, counted from the last, must be 1 or b's"
         raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's {shape}", hint))
     n_sequences = shape[0]
