@@ -179,6 +179,14 @@ def test_a_packed_model_steps_as_the_model_does(tied):
         torch.testing.assert_close(mine.h, other.h, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mixer", ["gateloop", "mamba", "gated-delta-net", "rotary-attention"])
+def test_a_few_tokens_unpack_no_weight(mixer, monkeypatch):
+    """To write out a matrix takes as long as to multiply it with many vectors."""
+    packed = pack_linear_layers(LanguageModel(LanguageModelConfig(11, None, 1, 16, 16, mixer=mixer)).eval(), "int8")
+    monkeypatch.setattr(DecodingLinear, "weight", property(lambda layer: pytest.fail(f"unpacked {layer}")))
+    packed(torch.arange(4).unsqueeze(0))
+
+
 def test_errors():
     linear = nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"dtype is 'int2'; expected one of float32, bfloat16, int8, int4"):

@@ -111,7 +111,7 @@ class DataTransition(_Transition):
     def forward(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Compute |a_n| and arg(a_n) in radians."""
         with torch.autocast(x.device.type, enabled=False):
-            projected = self.projection(x.to(self.projection.weight.dtype))
+            projected = self.projection(x.to(self.projection.bias.dtype))  # a packed weight has to be unpacked
         return self._polar(*projected.chunk(2, -1))
 
 
