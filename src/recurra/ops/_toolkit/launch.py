@@ -69,10 +69,12 @@ class Kernel:
             return
         callers = numba.get_num_threads()  # the calling thread's own setting, for all that it runs with Numba
         try:
-            numba.set_num_threads(threads)
+            if threads != callers:
+                numba.set_num_threads(threads)
             self._parallel(*arguments)
         finally:
-            numba.set_num_threads(callers)
+            if threads != callers:
+                numba.set_num_threads(callers)
             _parallel_kernels.release()
 
 
