@@ -133,7 +133,7 @@ def _softmax(queries: Tensor, keys: Tensor, values: Tensor, *, window: int, drop
     steps = torch.arange(n_keys, device=keys.device)
     age = steps[n_keys - n_queries :, None] - steps
     visible = (age >= 0) & (age < window)
-    return causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)
+    return causal_attention(queries, keys, values, mask=visible, dropout_p=dropout)
 
 
 _any_steps = OneNode(

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.ops.gate_loop.reference import causal_in_nonfinite, decays, into_blocks
+from recurra.ops._causality import causal_in_nonfinite
+from recurra.ops.gate_loop.reference import decays, into_blocks
 
 _CHUNK = 64  # steps, a power of 2
 

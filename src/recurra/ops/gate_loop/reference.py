@@ -1,16 +1,15 @@
 """GateLoop's recurrence in plain torch, in ways with one result: steps, a scan, chunks and attention."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import kind_of, require_tensor, sentence
-from recurra.ops._operator import HALF, OneNode, has_numbers, is_any_length, transforms_are_active
+from recurra.ops._causality import causal_in_nonfinite, keep_apart, nonfinite_steps
+from recurra.ops._operator import HALF, OneNode, is_any_length
 from recurra.ops.scan.operator import linear_scan
 
 
@@ -56,42 +55,6 @@ def into_blocks(x: Shaped[Tensor, "B L H d"], size: int, padding: float) -> Shap
         filler = torch.full((x.shape[0], missing, *x.shape[2:]), padding, dtype=x.dtype, device=x.device)
         x = torch.cat([x, filler], 1)
     return x.transpose(1, 2).unflatten(2, (-1, size))
-
-
-def nonfinite_steps(*inputs: Shaped[Tensor, "B L ..."]) -> Bool[Tensor, "B L"] | None:
-    """Mark the steps at which some input has an infinity or NaN; None if there are none.
-
-    None in a trace and under torch.func, too. To look at other devices than the CPU first would be to wait for them.
-    """
-    if transforms_are_active() or not has_numbers(*inputs):
-        return None
-    if inputs[0].device.type == "cpu" and all(x.detach().sum().isfinite() for x in inputs):
-        return None
-    return torch.stack([~x.detach().isfinite().flatten(2).all(-1) for x in inputs]).any(0)
-
-
-def causal_in_nonfinite(
-    n_inputs: int,
-) -> Callable[[Callable[..., tuple[Tensor, Tensor]]], Callable[..., tuple[Tensor, Tensor]]]:
-    """Make a mode of masked products causal for infinities and NaN, which times 0 would reach earlier steps.
-
-    From the first step of a sequence at which one of the mode's first `n_inputs` arguments has one, results are NaN.
-    """
-
-    def wrap(mode: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-        @functools.wraps(mode)
-        def run(*arguments: Any) -> tuple[Tensor, Tensor]:
-            inputs, rest = arguments[:n_inputs], arguments[n_inputs:]
-            bad = nonfinite_steps(*inputs)
-            if bad is None:
-                return mode(*arguments)
-            bad = bad.cummax(1).values[:, :, None, None]
-            y, last = mode(*(x.masked_fill(bad, 0) for x in inputs), *rest)
-            return y.masked_fill(bad, torch.nan), last.masked_fill(bad[:, -1:], torch.nan)
-
-        return run
-
-    return wrap
 
 
 # Symbols are those of GateLoop (7)-(9): h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n; a_n acts on the key side.
@@ -314,30 +277,42 @@ def softmax_attention(
     of_queries, of_keys = nonfinite_steps(q), nonfinite_steps(k, v, a)
     if of_queries is not None or of_keys is not None:
         return _softmax_of_finite(q, k, v, a, window, of_queries, of_keys)
+    given_inputs, before = (q, k, v, a), k.shape[1] - q.shape[1]
     q, k, a = (x.to(gated).transpose(1, 2) for x in (q, k, a))
     weighed = torch.promote_types(v.dtype, q.real.dtype)
     v = v.to(weighed).transpose(1, 2)
     if 0 in (q.numel(), v.numel()):
-        y = v[:, :, k.shape[2] - q.shape[2] :] + (q.sum() + (k * a).sum()).real  # for their gradients
+        y = v[:, :, before:] + (q.sum() + (k * a).sum()).real  # for their gradients
         return y.transpose(1, 2).to(given if given in HALF else weighed)
     with torch.autocast(q.device.type, enabled=False):
         y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
+
+    def seen(bad: Tensor) -> list[Tensor]:
+        by_bad = _within(functional.pad(bad, (before, 0)).flip(1), window).flip(1)
+        return [x[:, :, None, None] for x in (bad, by_bad, by_bad, by_bad)]
+
+    y = keep_apart(y, seen, *given_inputs)
     return y.to(given) if given in HALF else y
+
+
+def _within(marks: Tensor, window: int | None) -> Tensor:
+    """Mark the steps (B, K) with a mark within the `window` steps up to them."""
+    n = marks.shape[1] if window is None else min(window, marks.shape[1])
+    counts = functional.pad(marks.cumsum(1), (n, 0))
+    return counts[:, n:] > counts[:, : marks.shape[1]]
 
 
 def _softmax_of_finite(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None, of_queries: Tensor | None, of_keys: Tensor | None
 ) -> Tensor:
     """Attend without the steps that have infinities or NaN; NaN where they would have been seen."""
-    length, n_keys = q.shape[1], k.shape[1]
     q, k, v, a = (
         x if bad is None else x.masked_fill(bad[:, :, None, None], 0)
         for x, bad in ((q, of_queries), (k, of_keys), (v, of_keys), (a, of_keys))
     )
-    seen = q.new_zeros(q.shape[0], length, dtype=torch.bool) if of_queries is None else of_queries
+    seen = q.new_zeros(q.shape[:2], dtype=torch.bool) if of_queries is None else of_queries
     if of_keys is not None:
-        counts = functional.pad(of_keys.cumsum(1), (min(window or n_keys, n_keys), 0))
-        seen = seen | (counts[:, -length:] > counts[:, n_keys - length : n_keys])
+        seen = seen | _within(of_keys, window)[:, k.shape[1] - q.shape[1] :]
     return softmax_attention(q, k, v, a, window=window).masked_fill(seen[:, :, None, None], torch.nan)
 
 

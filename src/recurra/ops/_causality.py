@@ -1,0 +1,93 @@
+"""Causality for infinities and NaN. Times the zeros of a mask they are NaN, and reach steps that never see them.
+
+What computes by masked products leaves out the steps that have one, and marks with NaN what would have seen them:
+later results in the forward pass, the gradients of earlier inputs in the backward pass. No one looks at steps in a
+trace or under torch.func.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurra.ops._operator import has_numbers, transforms_are_active
+
+
+def nonfinite_steps(*inputs: Tensor, time: int = 1) -> Tensor | None:
+    """Mark the steps (B, L) at which some input has an infinity or NaN; None if there are none.
+
+    None in a trace and under torch.func, too. To look at other devices than the CPU first would be to wait for them.
+    """
+    if transforms_are_active() or not has_numbers(*inputs):
+        return None
+    if inputs[0].device.type == "cpu" and all(x.detach().sum().isfinite() for x in inputs):
+        return None
+    steps = (x.detach().isfinite().movedim(time, 1).flatten(2).all(-1) for x in inputs)
+    return ~torch.stack(list(steps)).all(0)
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, time: int, reached: Callable[[Tensor], Sequence[Tensor]], y: Tensor, *inputs: Tensor) -> Any:
+        ctx.time, ctx.reached = time, reached
+        ctx.kinds = [(x.shape, x.dtype) for x in inputs]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        bad = nonfinite_steps(dy, time=ctx.time)
+        if bad is None:
+            return None, None, dy, *(None for _ in ctx.kinds)
+        zeros = (dy.new_zeros(shape, dtype=dtype) for shape, dtype in ctx.kinds)
+        marked = (x.masked_fill(mark, torch.nan) for x, mark in zip(zeros, ctx.reached(bad)))
+        return None, None, dy.masked_fill(bad.unsqueeze(3 - ctx.time).unsqueeze(-1), 0), *marked
+
+
+def keep_apart(y: Tensor, reached: Callable[[Tensor], Sequence[Tensor]], *inputs: Tensor, time: int = 1) -> Tensor:
+    """Return y, of which a step whose gradient has an infinity or NaN sends none through the products behind y.
+
+    Args:
+        y: (B, L, H, d), or (B, H, L, d) where time is 2.
+        reached: from the marks (B, L) of such steps to those of the inputs, whose gradients become NaN there.
+        inputs: what y was computed from.
+        time: the dimension of y's steps.
+    """
+    if not y.requires_grad or transforms_are_active() or not has_numbers(y):
+        return y
+    kept: Tensor = _Apart.apply(time, reached, y, *inputs)  # type: ignore[no-untyped-call]
+    return kept
+
+
+def causal_in_nonfinite(
+    n_inputs: int,
+) -> Callable[[Callable[..., tuple[Tensor, Tensor]]], Callable[..., tuple[Tensor, Tensor]]]:
+    """Make a mode of masked products causal: from queries, `n_inputs` - 1 more over time, and a state to (y, last).
+
+    From the first step of a sequence at which an input has an infinity or NaN, results are NaN; up to the last one at
+    which the gradient of y has one, gradients are, those of queries at such steps alone.
+    """
+
+    def earlier(bad: Tensor) -> list[Tensor]:
+        at = bad[:, :, None, None]
+        before = at.flip(1).cummax(1).values.flip(1)
+        return [at, *[before] * (n_inputs - 1), before[:, :1]]
+
+    def wrap(mode: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+        @functools.wraps(mode)
+        def run(*arguments: Any) -> tuple[Tensor, Tensor]:
+            inputs, (h, *rest) = arguments[:n_inputs], arguments[n_inputs:]
+            bad = nonfinite_steps(*inputs)
+            if bad is None:
+                y, last = mode(*arguments)
+                return keep_apart(y, earlier, *inputs, h), last
+            bad = bad.cummax(1).values[:, :, None, None]
+            finite = [x.masked_fill(bad, 0) for x in inputs]
+            y, last = mode(*finite, h, *rest)
+            y = keep_apart(y, earlier, *finite, h)
+            return y.masked_fill(bad, torch.nan), last.masked_fill(bad[:, -1:], torch.nan)
+
+        return run
+
+    return wrap
