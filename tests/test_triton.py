@@ -12,6 +12,7 @@ FILES = [
     "ops/gate_loop/interpreted_triton.py",
     "ops/gate_loop/interpreted_triton_chunk.py",
     "ops/cells/interpreted_triton_gru.py",
+    "ops/interpreted_triton_causality.py",
 ]
 
 

@@ -71,6 +71,24 @@ def test_a_later_input_changes_no_result(name: str, recording: bool):
             torch.testing.assert_close(results(number, value), expected, rtol=0, atol=limit)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "delta_rule, fused"])
+def test_an_earlier_results_gradient_changes_no_later_one(name: str):
+    function, sizes = CASES[name]
+    tensors = [x.requires_grad_() for x in inputs(*sizes)]
+    y = function(*tensors)
+    given, step = torch.randn_like(y), LENGTH - STEP
+    expected = torch.autograd.grad(y, tensors, given, retain_graph=True)
+    for value in (1e6, torch.inf, torch.nan):
+        changed = given.clone()
+        changed[0, step] = value
+        found = torch.autograd.grad(y, tensors, changed, retain_graph=True)
+        for mine, right in zip(found, expected):
+            limit = ROUNDING * float(right.abs().max())
+            torch.testing.assert_close(mine[0, step + 1 :], right[0, step + 1 :], rtol=0, atol=limit)
+            torch.testing.assert_close(mine[1], right[1], rtol=0, atol=limit)
+        assert all(mine.isfinite().all() for mine in found) == (value == 1e6)
+
+
 def test_attention_forgets_an_infinity_with_its_window():
     q, k, v, a = inputs(3, 3, 5, 1)
     expected = softmax_attention(q, k, v, a, window=7)

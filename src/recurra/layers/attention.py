@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recurra.checks import require, require_at_least, require_heads
-from recurra.ops._causality import keep_apart, nonfinite_steps
 from recurra.ops._operator import transforms_are_active
 
 
@@ -87,53 +86,21 @@ def dot_product_attention(queries: Tensor, keys: Tensor, values: Tensor, **optio
 
 
 def causal_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, **options: Any
+    queries: Tensor, keys: Tensor, values: Tensor, *, visible: Tensor | None = None, dropout_p: float = 0.0
 ) -> Tensor:
-    """Compute the same for steps that see themselves, (B, H, L, d_head), and what `mask`, torch's `attn_mask`, shows.
+    """Compute the same for steps that see themselves, (B, H, L, d_head), and what a mask (L, K) shows them.
 
-    None shows all steps up to its own, where L = K. An infinity or NaN reaches no output that does not see it, and one
-    in the gradient of an output the gradients of no step that it does not see: steps that have one are left out of the
-    products, on a CPU, outside of traces and of torch.func.
-    """
-    y = _masked_attention(queries, keys, values, mask, **options)
-    if queries.shape[2] == 1 or not queries.is_cpu:  # a GPU would have to wait for the answer
-        return y
-    visible = lambda: _visible(mask, queries, keys)  # noqa: E731
-    if nonfinite_steps(y, time=2) is not None and (bad := nonfinite_steps(keys, values, time=2)) is not None:
-        keys, values = (x.masked_fill(bad[:, None, :, None], 0) for x in (keys, values))
-        y = _masked_attention(queries, keys, values, mask, **options)
-        y = y.masked_fill((visible() & bad[:, None, None]).any(-1, keepdim=True), torch.nan)
-
-    def reached(bad: Tensor) -> list[Tensor]:
-        at = bad[:, None, :, None]
-        by_bad = (visible() & at).any(-2).unsqueeze(-1)
-        return [at, by_bad, by_bad, at]
-
-    scores = [] if mask is None or not mask.requires_grad else [mask]
-    return keep_apart(y, reached, queries, keys, values, *scores, time=2)
-
-
-def _visible(mask: Tensor | None, queries: Tensor, keys: Tensor) -> Bool[Tensor, "*B L K"]:
-    if mask is None:
-        return torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril()
-    return mask if mask.dtype == torch.bool else mask != -torch.inf
-
-
-def _masked_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, dropout_p: float = 0.0, **options: Any
-) -> Tensor:
-    """Short bfloat16 sequences on a CPU that need a gradient go through plain products.
-
-    Scores are in bfloat16 there, with a softmax in float32 inside: torch's fast kernel took two to four times as long
-    (docs/lab-log.md).
+    Short bfloat16 sequences on a CPU that need a gradient go through plain products, with scores in bfloat16 and a
+    softmax in float32 inside: torch's fast kernel took two to four times as long there (docs/lab-log.md). `visible` is
+    True where a query sees a key, itself at least, or None for all steps up to its own, where L = K.
     """
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     is_short = queries.dtype == torch.bfloat16 and keys.shape[2] <= _SHORT
-    is_plain = not options and (mask is None or mask.dtype == torch.bool)
-    if not (needs_gradient and is_short and is_plain and queries.is_cpu) or torch.compiler.is_compiling():
-        options |= {"is_causal": True} if mask is None else {"attn_mask": mask}
+    if not needs_gradient or not is_short or not queries.is_cpu or torch.compiler.is_compiling():
+        options = {"is_causal": True} if visible is None else {"attn_mask": visible}
         return dot_product_attention(queries, keys, values, dropout_p=dropout_p, **options)
-    visible = _visible(mask, queries, keys)
+    if visible is None:
+        visible = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril()
     hidden = queries.new_zeros(visible.shape).masked_fill(~visible, -torch.inf)
     q, k, v = (x.flatten(0, 1) for x in (queries, keys, values))
     weights = torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=queries.shape[-1] ** -0.5).softmax(-1)

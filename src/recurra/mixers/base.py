@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from recurra.checks import kind_of, require_at_least, require_numbers, require_tensor, sentence
 from recurra.layers.feed_forward import BlockDiagonalLinear
 from recurra.lengths import mask_fill, run_lengths, run_resets
+from recurra.ops._causality import keep_apart, nonfinite_steps, up_to_last
 from recurra.ops._operator import HALF
 from recurra.registry import Registry
 from recurra.state import Ragged, require_streams
@@ -75,6 +76,10 @@ class Mixer(nn.Module, ABC):
     skips_padding: ClassVar[bool] = False
     """Whether `mix` takes a mask, and lets the state pass through where it is False (transitions of 1, inputs of 0). If
     not, it never sees padding: sequences of different lengths run in pieces."""
+    masks_products: ClassVar[bool] = False
+    """Whether `mix` multiplies by the zeros of a mask, which turn an infinity or NaN of a later step into NaN. On CPUs
+    a call is then cut before such a step, and the backward pass leaves out such gradients of y: those of x are NaN up
+    to there, and all of the parameters' are. For this to cost nothing elsewhere, other devices do not look."""
     starts_from_none: ClassVar[bool] = False
     """Whether `mix` takes None for the start of a stream, because it has a shorter way from there."""
 
@@ -163,8 +168,28 @@ class Mixer(nn.Module, ABC):
         if not x.shape[1]:
             y = x[..., :1].expand(*x.shape[:2], self.d_output)  # no step, but still a node of the graph
             return with_zero_gradients(y, self.parameters()), state
-        y, state = self.mix(mask_fill(x, mask, 0), state, mask, **shared)
+        mix = self._mix_apart if self.masks_products and x.is_cpu and x.shape[1] > 1 else self.mix
+        y, state = mix(mask_fill(x, mask, 0), state, mask, **shared)
         return mask_fill(y, mask, 0), state
+
+    def _mix_apart(self, x: Tensor, state: Any, mask: None, **shared: Any) -> tuple[Tensor, Any]:
+        y, last = self.mix(x, state, mask, **shared)
+        if nonfinite_steps(y) is not None and (bad := nonfinite_steps(x)) is not None:
+            begins = 1 + (bad[:, 1:] & ~bad[:, :-1]).any(0).nonzero().flatten()
+            outputs, last = [], state
+            for piece in x.tensor_split(begins, 1):
+                y, last = self.mix(piece, last, mask, **shared)
+                outputs.append(y)
+            y = torch.cat(outputs, 1)
+        if not y.requires_grad:
+            return y, last
+
+        def reached(bad: Tensor) -> list[Tensor]:
+            before, sequences = up_to_last(bad)[..., None], bad.any(1)
+            of_state = (sequences.reshape(-1, *(1,) * (part.dim() - 1)) for part in state)
+            return [before, *of_state, *(sequences.any() for _ in self.parameters())]
+
+        return keep_apart(y, reached, x, *state, *self.parameters()), last
 
     def initial_state(self, batch: int) -> Any:
         """Return the state of `batch` streams at their start: zeros, on the module's device."""

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, require_heads, require_probability, require_whole_number
-from recurra.layers.attention import append_to_cache, cache_limit, causal_attention, trim_cache, windows
+from recurra.layers.attention import append_to_cache, cache_limit, dot_product_attention, trim_cache, windows
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 from recurra.ops._operator import OneNode, is_any_length
@@ -50,6 +50,8 @@ class Reformer(Mixer):
     """
 
     rotations: Tensor
+
+    masks_products = True
 
     def __init__(
         self,
@@ -111,11 +113,11 @@ def _in_windows(
         here, seen = buckets[:, n_keys - n_queries + start : last], buckets[:, first:last]
         bias = torch.where(_meet(here, seen, window), 0.0, -torch.inf) + loss * _same(here.shape[1], seen)
         outputs.append(
-            causal_attention(
+            dot_product_attention(
                 queries[:, :, start:stop],
                 keys[:, :, first:last],
                 values[:, :, first:last],
-                mask=bias.to(dtype),
+                attn_mask=bias.to(dtype),
                 dropout_p=dropout,
                 scale=1.0,
             )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_probability
-from recurra.layers.attention import AttentionWindow, causal_attention, head_size
+from recurra.layers.attention import AttentionWindow, dot_product_attention, head_size
 from recurra.layers.feed_forward import LinearWeights
 from recurra.layers.positions import sinusoids
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
@@ -53,6 +53,8 @@ class RelativeAttention(Mixer):
         clamp_len: larger distances are encoded as this one; None for no limit.
         dropout: probability of dropping an attention weight.
     """
+
+    masks_products = True
 
     def __init__(
         self,
@@ -145,11 +147,11 @@ class RelativeAttention(Mixer):
         scores = self._position_scores(
             (queries + self.position_bias[:, None]) * scale, encoding[len(encoding) - n_keys - 1 :]
         )
-        y = causal_attention(
+        y = dot_product_attention(
             queries + self.content_bias[:, None],
             keys,
             values,
-            mask=scores.masked_fill(self.window.masked(n_queries, n_keys, x.device), -torch.inf),
+            attn_mask=scores.masked_fill(self.window.masked(n_queries, n_keys, x.device), -torch.inf),
             dropout_p=self.dropout if self.training else 0.0,
             scale=scale,
         )
@@ -218,7 +220,7 @@ def _segments(
         scores = (((q + position_bias[:, None]) * d_head**-0.5) @ rows).flatten(-2)[..., n_queries:]
         scores = scores.unflatten(-1, (n_queries, n_keys))
         mask = scores.masked_fill(window.masked(n_queries, n_keys, q.device), -torch.inf)
-        y = causal_attention(q + content_bias[:, None], keys, values, mask=mask, scale=d_head**-0.5)
+        y = dot_product_attention(q + content_bias[:, None], keys, values, attn_mask=mask, scale=d_head**-0.5)
         outputs.append(y.transpose(1, 2).flatten(2))
         start += n_queries
         if segment.shape[1] == segment_length:

@@ -43,6 +43,8 @@ class RotaryAttention(Mixer):
         dropout: probability of dropping an attention weight.
     """
 
+    masks_products = True
+
     def __init__(
         self,
         d_model: int,
@@ -133,7 +135,7 @@ def _softmax(queries: Tensor, keys: Tensor, values: Tensor, *, window: int, drop
     steps = torch.arange(n_keys, device=keys.device)
     age = steps[n_keys - n_queries :, None] - steps
     visible = (age >= 0) & (age < window)
-    return causal_attention(queries, keys, values, mask=visible, dropout_p=dropout)
+    return causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)
 
 
 _any_steps = OneNode(

@@ -29,6 +29,8 @@ class SegmentAttention(Mixer):
         dropout: probability of dropping an attention weight.
     """
 
+    masks_products = True
+
     def __init__(
         self,
         d_model: int,
@@ -65,7 +67,7 @@ class SegmentAttention(Mixer):
         queries = self._heads(self.queries(x))
         visible = ~self.window.masked(x.shape[1], keys.shape[2], x.device)
         dropout = self.dropout if self.training else 0.0
-        y = causal_attention(queries, keys, values, mask=visible, dropout_p=dropout)
+        y = causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)
         kept = keys_values.to(state.segment.dtype)
         if keys.shape[2] == self.window.segment_length:
             kept = kept.new_zeros((len(x), 0, kept.shape[2]))

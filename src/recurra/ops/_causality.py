@@ -5,59 +5,60 @@ later results in the forward pass, the gradients of earlier inputs in the backwa
 trace or under torch.func.
 """
 
+import cmath
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 from recurra.ops._operator import has_numbers, transforms_are_active
 
 
-def nonfinite_steps(*inputs: Tensor, time: int = 1) -> Tensor | None:
-    """Mark the steps (B, L) at which some input has an infinity or NaN; None if there are none.
+def nonfinite_steps(*inputs: Shaped[Tensor, "B L ..."]) -> Bool[Tensor, "B L"] | None:
+    """Mark the steps at which some input has an infinity or NaN; None if there are none.
 
     None in a trace and under torch.func, too. To look at other devices than the CPU first would be to wait for them.
     """
     if transforms_are_active() or not has_numbers(*inputs):
         return None
-    if inputs[0].device.type == "cpu" and all(x.detach().sum().isfinite() for x in inputs):
+    if inputs[0].device.type == "cpu" and all(cmath.isfinite(x.detach().sum().item()) for x in inputs):
         return None
-    steps = (x.detach().isfinite().movedim(time, 1).flatten(2).all(-1) for x in inputs)
-    return ~torch.stack(list(steps)).all(0)
+    return torch.stack([~x.detach().isfinite().flatten(2).all(-1) for x in inputs]).any(0)
 
 
 class _Apart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, time: int, reached: Callable[[Tensor], Sequence[Tensor]], y: Tensor, *inputs: Tensor) -> Any:
-        ctx.time, ctx.reached = time, reached
-        ctx.kinds = [(x.shape, x.dtype) for x in inputs]
+    def forward(ctx: Any, reached: Callable[[Tensor], Sequence[Tensor]], y: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.reached, ctx.kinds = reached, [(x.shape, x.dtype) for x in inputs]
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        bad = nonfinite_steps(dy, time=ctx.time)
+        bad = nonfinite_steps(dy)
         if bad is None:
-            return None, None, dy, *(None for _ in ctx.kinds)
+            return None, dy, *(None for _ in ctx.kinds)
         zeros = (dy.new_zeros(shape, dtype=dtype) for shape, dtype in ctx.kinds)
         marked = (x.masked_fill(mark, torch.nan) for x, mark in zip(zeros, ctx.reached(bad)))
-        return None, None, dy.masked_fill(bad.unsqueeze(3 - ctx.time).unsqueeze(-1), 0), *marked
+        return None, dy.masked_fill(bad.reshape(*bad.shape, *(1,) * (dy.dim() - 2)), 0), *marked
 
 
-def keep_apart(y: Tensor, reached: Callable[[Tensor], Sequence[Tensor]], *inputs: Tensor, time: int = 1) -> Tensor:
-    """Return y, of which a step whose gradient has an infinity or NaN sends none through the products behind y.
+def keep_apart(y: Tensor, reached: Callable[[Tensor], Sequence[Tensor]], *inputs: Tensor) -> Tensor:
+    """Return y (B, L, ...), but with a backward pass whose products leave out steps with an infinite gradient or NaN.
 
-    Args:
-        y: (B, L, H, d), or (B, H, L, d) where time is 2.
-        reached: from the marks (B, L) of such steps to those of the inputs, whose gradients become NaN there.
-        inputs: what y was computed from.
-        time: the dimension of y's steps.
+    `reached` tells from the marks (B, L) of such steps where the gradients of the `inputs` of y become NaN.
     """
     if not y.requires_grad or transforms_are_active() or not has_numbers(y):
         return y
-    kept: Tensor = _Apart.apply(time, reached, y, *inputs)  # type: ignore[no-untyped-call]
+    kept: Tensor = _Apart.apply(reached, y, *inputs)  # type: ignore[no-untyped-call]
     return kept
+
+
+def up_to_last(bad: Bool[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
+    """Mark all steps up to the last one that is marked."""
+    return bad.flip(1).cummax(1).values.flip(1)
 
 
 def causal_in_nonfinite(
@@ -71,7 +72,7 @@ def causal_in_nonfinite(
 
     def earlier(bad: Tensor) -> list[Tensor]:
         at = bad[:, :, None, None]
-        before = at.flip(1).cummax(1).values.flip(1)
+        before = up_to_last(bad)[:, :, None, None]
         return [at, *[before] * (n_inputs - 1), before[:, :1]]
 
     def wrap(mode: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -53,6 +53,8 @@ def gate_loop(
                 bfloat16 and heads of up to 128 channels (64 if a, state or an input is complex). For anything else,
                 "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types:
                 they walk through time, with chunks only in the backward pass, and take less memory than that.
+                In Triton's, an infinity or NaN makes results NaN from the start of its chunk, and one in the gradient
+                of y those of the inputs to the end of its chunk.
             "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
             "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
             "auto": "fused" if it applies and everything is real; else "recurrent" for a single step, "chunk" for heads

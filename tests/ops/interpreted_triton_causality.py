@@ -1,0 +1,83 @@
+"""The Triton kernels: a step changes nothing before it, its gradient nothing after it. tests/test_triton.py runs it."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recurra import gate_loop, linear_scan
+from recurra.ops._toolkit.triton import default_tiles
+from recurra.ops.gate_loop import _triton_chunk as triton_chunk
+from recurra.ops.gate_loop._heads import chunk_by_kernels
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+# on a card, which cannot multiply few steps, chunks of 32
+SCALE = 1 if INTERPRETED else 4
+LENGTH, LATER, EARLIER, CHUNK = 13 * SCALE, 10 * SCALE, 3 * SCALE, 8 * SCALE
+ROUNDING = 8 * torch.finfo(torch.float32).eps
+
+
+def heads(d: int, d_a: int, *, is_complex: bool = False) -> list[torch.Tensor]:
+    """q, k, v, a and no state."""
+    q, k, v, a = (torch.randn(1, LENGTH, 1, size, device=DEVICE) for size in (d, d, d, d_a))
+    a = torch.sigmoid(a + 2)
+    a = torch.polar(a, 3 * a) if is_complex else a
+    return [q, k, v, a]
+
+
+def chunk(q, k, v, a):
+    return chunk_by_kernels(q, k, v, a, a.new_zeros(1, 1, q.shape[-1], v.shape[-1]))[0]
+
+
+def fused(q, k, v, a):
+    return gate_loop(q, k, v, a, mode="fused", backend="triton")[0]
+
+
+def scan(b, a):
+    return linear_scan(a, b, backend="triton")
+
+
+CASES = {
+    "scan": (scan, lambda: [x[:, :, 0] for x in heads(3, 3)[2:]]),
+    "scan, complex": (scan, lambda: [x[:, :, 0] for x in heads(3, 3, is_complex=True)[2:]]),
+    "fused": (fused, lambda: heads(1, 1)),
+    "fused, complex": (fused, lambda: heads(1, 1, is_complex=True)),
+    "chunk": (chunk, lambda: heads(3, 1)),
+    "chunk, a gate a channel": (chunk, lambda: heads(3, 3)),
+    "chunk, complex": (chunk, lambda: heads(3, 3, is_complex=True)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    def short(kernel, number, is_complex, device):
+        return replace(default_tiles("chunk", is_complex), block=CHUNK // 2, span=CHUNK)
+
+    monkeypatch.setattr(triton_chunk, "tiles_for", short)
+
+
+def require_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING * float(expected.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("name", CASES)
+def test_outliers(name: str):
+    """Finite ones stay apart everywhere; within a chunk, an infinity or NaN reaches other steps."""
+    function, draw = CASES[name]
+    *inputs, a = tensors = [x.requires_grad_() for x in draw()]
+    y = function(*tensors)
+    given = torch.randn_like(y)
+    expected = torch.autograd.grad(y, tensors, given, retain_graph=True)
+    for value in (1e6, torch.inf, torch.nan):
+        in_chunk = name.startswith("chunk") and value != 1e6
+        changed = given.clone()
+        changed[0, EARLIER] = value
+        after = CHUNK if in_chunk else EARLIER + 1
+        for mine, right in zip(torch.autograd.grad(y, tensors, changed, retain_graph=True), expected):
+            require_same(mine[:, after:], right[:, after:])
+        changed = [x.detach().index_fill(1, torch.tensor([LATER], device=DEVICE), value) for x in inputs]
+        before = CHUNK if in_chunk else LATER
+        require_same(function(*changed, a.detach())[:, :before], y.detach()[:, :before])
