@@ -77,9 +77,10 @@ class Mixer(nn.Module, ABC):
     """Whether `mix` takes a mask, and lets the state pass through where it is False (transitions of 1, inputs of 0). If
     not, it never sees padding: sequences of different lengths run in pieces."""
     masks_products: ClassVar[bool] = False
-    """Whether `mix` multiplies by the zeros of a mask, which turn an infinity or NaN of a later step into NaN. On CPUs
-    a call is then cut before such a step, and the backward pass leaves out such gradients of y: those of x are NaN up
-    to there, and all of the parameters' are. For this to cost nothing elsewhere, other devices do not look."""
+    """Whether `mix` multiplies by the zeros of a mask, which turn an infinity or NaN of a later step into NaN. A call
+    is then cut before such a step of x, and the backward pass leaves out such steps of the gradient of y: the gradients
+    of x up to there, of the state and of all parameters are NaN. On other devices than the CPU, in traces and under
+    torch.func nobody looks: there an infinity makes earlier outputs of its window or segment NaN."""
     starts_from_none: ClassVar[bool] = False
     """Whether `mix` takes None for the start of a stream, because it has a shorter way from there."""
 
@@ -172,7 +173,7 @@ class Mixer(nn.Module, ABC):
         y, state = mix(mask_fill(x, mask, 0), state, mask, **shared)
         return mask_fill(y, mask, 0), state
 
-    def _mix_apart(self, x: Tensor, state: Any, mask: None, **shared: Any) -> tuple[Tensor, Any]:
+    def _mix_apart(self, x: Tensor, state: Any, mask: Tensor | None, **shared: Any) -> tuple[Tensor, Any]:
         y, last = self.mix(x, state, mask, **shared)
         if nonfinite_steps(y) is not None and (bad := nonfinite_steps(x)) is not None:
             begins = 1 + (bad[:, 1:] & ~bad[:, :-1]).any(0).nonzero().flatten()

@@ -52,7 +52,7 @@ def keep_apart(y: Tensor, reached: Callable[[Tensor], Sequence[Tensor]], *inputs
     """
     if not y.requires_grad or transforms_are_active() or not has_numbers(y):
         return y
-    kept: Tensor = _Apart.apply(reached, y, *inputs)  # type: ignore[no-untyped-call]
+    kept: Tensor = _Apart.apply(reached, y, *inputs)
     return kept
 
 
