@@ -60,3 +60,17 @@ def test_an_earlier_outputs_gradient_changes_no_later_one(case: Case):
             assert found.isfinite().all()
         else:
             assert not found[0, : step + 1].isfinite().all()  # nothing is left out in silence
+
+
+@pytest.mark.parametrize("name", ["rotary-attention", "gateloop-attention", "delta-net"])
+def test_under_transforms_outliers_stay_apart(name: str):
+    """Finite ones: nobody looks for an infinity there."""
+    function, x, step = by_vectors(next(case for case in CASES if case.name == name))
+    one = lambda x: function(x[None])[0]  # noqa: E731
+    changed, given = x.clone(), torch.randn_like(x)
+    changed[:, step] = 1e6
+    require_same(torch.func.vmap(one)(changed)[:, :step].detach(), function(x)[:, :step].detach())
+    expected, found = (
+        torch.func.vjp(function, x)[1](dy)[0] for dy in (given, given.index_fill(1, torch.tensor([step]), 1e6))
+    )
+    require_same(found[:, step + 1 :], expected[:, step + 1 :])
