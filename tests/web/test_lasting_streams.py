@@ -108,6 +108,7 @@ def second_tab(page) -> object:
     return opened
 
 
+@pytest.mark.slow
 def test_a_second_tab_has_copies_of_the_streams(page, second_tab, server, runs):
     """Each tab continues its own, also after a reload; once the other is closed, a tab finds the streams of both."""
     write_greedily(page, server)

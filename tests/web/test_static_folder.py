@@ -121,6 +121,7 @@ def test_the_game_answers_as_the_model_does(runs, game, page, static_host):
     assert shown == ["✓" if answer == target else str(target) for answer, target in zip(answers, targets)]
 
 
+@pytest.mark.slow  # tests/web/test_server_page.py does it on a server
 def test_two_models_go_on_side_by_side(runs, texts, page, static_host):
     """One folder, two models with tokenizers of their own: each writes what its run writes.
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 
 GATELOOP = {"gateloop": {"n_heads": 3, "d_v": 9}}  # its gates are known to a single step, those of the others are not
 MIXERS = {"int8": GATELOOP, "float16": {"mamba": {"d_state": 3}}, "float32": {**GATELOOP, "rg-lru": {}}}
-WEIGHTS = ["int8", "float16", pytest.param("float32", marks=pytest.mark.slow)]
+WEIGHTS = ["int8", *(pytest.param(weights, marks=pytest.mark.slow) for weights in ("float16", "float32"))]
 LAYERS = [(0, 6)]
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
