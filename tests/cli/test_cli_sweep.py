@@ -1,5 +1,7 @@
 """`recurra sweep`: what is tried, in which folders, and what a second call does."""
 
+import json
+
 import pytest
 
 from recurra.cli import main, sweep
@@ -45,6 +47,15 @@ def test_a_run_that_another_process_trains_keeps_its_recipe(words, text_recipe, 
     assert first.folder.config.exists()
     first.fit()
     assert main(words) == 0
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_gets_its_summary(words, tmp_path):
+    assert main(words) == 0
+    summaries = [tmp_path / "out" / f"seed={seed}" / "summary.json" for seed in (0, 1)]
+    summaries[0].write_text(summaries[0].read_text().replace('"finished": true', '"finished": false'))
+    summaries[1].unlink()
+    assert main(words) == 0
+    assert all(json.loads(path.read_text())["finished"] for path in summaries)
 
 
 def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_path):

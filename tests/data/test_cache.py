@@ -1,8 +1,12 @@
 import errno
 import json
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from recurra._files.writing import locked
 from recurra.data._files import Cache
 
 KEY = {"source": "digest", "type": "<u2"}
@@ -38,7 +42,8 @@ def test_an_entry_is_made_once_and_kept_in_the_users_folder(corpus, user_cache):
     assert paths[0].read_bytes() == b"content"
     header = json.loads(paths[0].with_suffix(".json").read_text())
     assert (header["made_from"], header["bytes"]) == (KEY, 7)
-    assert len(list(paths[0].parent.iterdir())) == 2, "no temporary file is left"
+    assert len(list(paths[0].parent.glob("[!.]*"))) == 2
+    assert [path.name for path in paths[0].parent.glob(".*")] == [".lock"], "no temporary file is left"
 
 
 def damage_header(**changes):
@@ -78,8 +83,32 @@ def test_a_writer_that_fails_leaves_no_entry(corpus):
 
     with pytest.raises(OSError, match=r"^no more$"):
         Cache(corpus).get("train", KEY, fail)
-    assert list(Cache(corpus).folder.iterdir()) == []
+    assert [path.name for path in Cache(corpus).folder.iterdir()] == [".lock"]
     assert Cache(corpus).get("train", KEY, Writer()).read_bytes() == b"content"
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(corpus):
+    folder = Cache(corpus).get("train", KEY, Writer()).parent
+    left = [folder / f".{name}.0123456789abcdef.tmp" for name in ("test-0123456789abcdef.bin", "summary.json")]
+    for path in left:
+        path.touch()
+    Cache(corpus).get("train", KEY, Writer())
+    assert all(path.exists() for path in left)  # nothing is made, so nothing is cleared up: the folder may be read-only
+    Cache(corpus).get("valid", KEY, Writer())
+    assert [path.exists() for path in left] == [False, True]
+
+
+def test_an_entry_that_another_process_makes_is_waited_for(corpus, capsys):
+    store, write = Cache(corpus), Writer()
+    store.folder.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(store.folder / ".lock"):
+            waiting, said = pool.submit(store.get, "train", KEY, write), ""
+            while not said:
+                said = capsys.readouterr().err
+            assert write.calls == 0
+        assert waiting.result(60).read_bytes() == b"content"
+    assert said == f"waiting until process {os.getpid()} on {socket.gethostname()} has made what is needed here\n"
 
 
 def test_a_full_disk_is_the_caches_affair(corpus, tmp_path):

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -168,7 +169,7 @@ def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
                 time.sleep(0.01)
             assert half.exists()
         assert other.result(60)["vocab_size"] > 10
-    assert said[0].startswith("another process prepares this corpus")
+    assert said[0] == f"process {os.getpid()} on {socket.gethostname()} prepares this corpus: waiting until it has ended"
     assert not half.exists()
 
 
@@ -232,6 +233,13 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_noticed(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"train-00000.npy is damaged; expected"):
         tokens[:]
     content[-1] ^= 1
+    replaced_by(content)
+    tokens[:]
+    date = file.stat().st_mtime_ns
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(file, ns=(date, date))  # the clock was set back
+    with pytest.raises(ValueError, match=r"train-00000.npy is damaged; expected"):
+        tokens[:]
     replaced_by(content)  # another file with the same tokens is as good
     assert np.array_equal(tokens[:], whole)
     file.write_bytes(content[:-2])

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,36 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
     folder.drop_after(9)
     assert [path.name for path in folder.steps()] == ["step-0000000009.safetensors"]
     assert folder.best.is_file()
+
+
+def test_of_two_best_ones_that_of_the_later_step_counts(tmp_path):
+    """A process that is killed while it replaces the best one leaves both, and the clock may have been set back."""
+    folder = CheckpointFolder(tmp_path)
+    folder.save_best(PAYLOAD)
+    step = PAYLOAD["position"]["step"]
+    for place, name in enumerate((f"best-{step - 1:010d}", f"best-{step + 1:010d}")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (10 - place, 10 - place))
+    assert folder.best.name == f"best-{step + 1:010d}"
+    (tmp_path / folder.best.name).rmdir()
+    os.utime(folder.best, (5, 5))
+    assert folder.best.name == "best.safetensors"
+
+
+def test_one_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch):
+    """As `recurra eval` does beside a training."""
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(1, PAYLOAD)
+
+    def late(path, *arguments, **options):
+        if path.name.endswith("1.safetensors"):
+            folder.save(2, PAYLOAD)
+        return load_checkpoint(path, *arguments, **options)
+
+    monkeypatch.setattr("recurra.train.checkpoint.load_checkpoint", late)
+    path, loaded = folder.load("last")
+    assert path.name == "step-0000000002.safetensors"
+    assert same(loaded["model"], PAYLOAD["model"])
 
 
 @pytest.mark.parametrize(

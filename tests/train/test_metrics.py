@@ -1,6 +1,7 @@
 import errno
 import io
 import math
+import time
 import sys
 from contextlib import suppress
 
@@ -71,8 +72,12 @@ def test_a_damaged_log_is_refused_by_name(tmp_path, line, message):
         assert str(path) in str(caught.value)
 
 
-def test_tensorboard_sees_one_value_a_step_after_a_resume(tmp_path):
+@pytest.mark.parametrize("jump", [1, -3600, 365 * 86400])
+def test_tensorboard_sees_one_value_a_step_after_a_resume(tmp_path, monkeypatch, jump):
+    """Also if the clock was set to another time."""
+    now = time.time_ns()
     for steps, last_step in ((range(1, 8), 0), (range(5, 10), 4)):
+        monkeypatch.setattr(time, "time_ns", lambda offset=jump if last_step else 0: now + offset * 10**9)
         log = TensorBoardLog(tmp_path, last_step=last_step)
         for step in steps:
             log.write({"step": step, "train_loss": step + last_step / 10})

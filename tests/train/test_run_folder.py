@@ -59,6 +59,22 @@ def test_without_locks_everybody_gets_one(tmp_path, monkeypatch):
         lock.unlock()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_killed_process_blocks_nobody_where_the_system_has_no_flock(tmp_path, monkeypatch):
+    def missing(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", missing)
+    child = os.fork()
+    if child == 0:
+        RunFolder(tmp_path).lock()
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    lock = RunFolder(tmp_path)
+    lock.lock()
+    lock.unlock()
+
+
 def move(folder):
     folder.rename(folder.with_name("two"))
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 from pathlib import Path
 
@@ -87,11 +88,20 @@ def test_an_interrupted_call_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(motions, "_write_video", fail_at_the_fifth)
     with pytest.raises(KeyboardInterrupt):
         write_motions(tmp_path / "motions", 10, image_size=16)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".motions.lock"]
 
 
-def test_two_processes_at_once(tmp_path, monkeypatch):
+def test_what_killed_processes_left_is_removed(tmp_path):
+    (left := tmp_path / ".motions.0123456789abcdef.tmp" / "videos").mkdir(parents=True)
+    (other := tmp_path / ".others.0123456789abcdef.tmp").mkdir()
+    write_motions(tmp_path / "motions", 10, frames_per_motion=2, image_size=16)
+    assert not left.parent.exists()
+    assert other.exists()
+
+
+def test_two_processes_at_once_without_locks(tmp_path, monkeypatch):
     """The one that comes second takes what the first one made."""
+    monkeypatch.setattr(motions, "locked", lambda path: contextlib.nullcontext(False))
     folder, write = tmp_path / "motions", motions._write_video
     options = {"frames_per_motion": 2, "image_size": 16}
 

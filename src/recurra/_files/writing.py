@@ -6,6 +6,8 @@ import os
 import re
 import secrets
 import shutil
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -114,30 +116,44 @@ def sync_folder(folder: Path) -> None:
 def take_lock(path: Path, *, wait: bool = False) -> FileLock | None:
     """Lock a file, which is made and stays: to remove it would let two processes lock two files of one name.
 
-    Returns None where the file system has no locks.
+    Returns None where the file system has no locks. Raises BlockingIOError, with the holder as `strerror`.
     """
-    held = FileLock(path, thread_local=False)
+    # A soft lock, which a killed process leaves behind, is no replacement.
+    held = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         held.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        raise BlockingIOError(errno.EAGAIN, "locked by another process", str(path)) from None
+        raise BlockingIOError(errno.EAGAIN, _holder(path), str(path)) from None
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
-        return None
+        held = None
+    with suppress(OSError):  # a full disk will be noticed by what matters more
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
     return held
 
 
+def _holder(path: Path) -> str:
+    """Read who holds a lock."""
+    with suppress(OSError):
+        return path.read_text(errors="replace").strip()[:1000] or "another process"
+    return "another process"
+
+
+def _say_wait(holder: str) -> None:
+    print(f"waiting until {holder} has made what is needed here", file=sys.stderr)
+
+
 @contextmanager
-def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Hold the lock of a file; call `waits` before waiting for another process.
+def locked(path: Path, waits: Callable[[str], None] = _say_wait) -> Iterator[bool]:
+    """Hold the lock of a file; call `waits` with the holder before waiting for it, which may raise instead.
 
     Yields whether no other process is in the block: where the file system has no locks, nobody waits.
     """
     try:
         held = take_lock(path)
-    except BlockingIOError:
-        waits()
+    except BlockingIOError as error:
+        waits(str(error.strerror))
         held = take_lock(path, wait=True)
     try:
         yield held is not None

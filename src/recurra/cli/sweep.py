@@ -74,11 +74,18 @@ def _train(recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str
     folder, words = RunFolder(out / name), _words(fixed, values)
     try:
         trainer = _resumed(recipe, folder, words) if folder.config.exists() else start_run(recipe, folder.path, words)
-        if not trainer.finished and (received := trainer.fit().received) is not None:
+        if _is_over(trainer):
+            trainer.folder.unlock()
+        elif (received := trainer.fit().received) is not None:
             raise KeyboardInterrupt(received.name)
     except FloatingPointError:  # the loss is not finite, which is a result like others
         return _SweptRun(folder.path, values, {})
     return _SweptRun(folder.path, values, trainer.scores.get("best", {}))
+
+
+def _is_over(trainer: Trainer) -> bool:
+    """Say whether nothing is left to do: a process that is killed at its end may have written no summary of it."""
+    return trainer.finished and trainer.folder.summary.is_file() and bool(trainer.folder.read_summary()["finished"])
 
 
 def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:

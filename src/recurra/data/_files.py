@@ -14,7 +14,7 @@ import platformdirs
 
 from recurra._files.digests import BLOCK_BYTES, file_sha256
 from recurra._files.reading import read_json
-from recurra._files.writing import replacing, write_json
+from recurra._files.writing import discard, leftovers, locked, replacing, write_json
 from recurra.checks import sentence
 from recurra.data.batches import SPLITS, Split
 
@@ -43,14 +43,15 @@ _MANY_ITEMS = 500
 
 
 _FORMAT = 1
+_ENTRY = re.compile(r".+-[0-9a-f]{16}\.(bin|json)")
 
 
 class Cache:
     """Stores what was made from one corpus, in `folder` or by default in a folder of the user's cache.
 
     Nothing is written beside the data. An entry is a content file NAME.bin and a header NAME.json with what it was made
-    from and its digest, written last: an entry that is damaged or made from something else is made again. Several
-    processes may make the same entry at once.
+    from and its digest, written last: an entry that is damaged or made from something else is made again. One process
+    at a time makes entries.
     """
 
     def __init__(self, corpus: Path, folder: str | os.PathLike[str] | None = None) -> None:
@@ -67,10 +68,21 @@ class Cache:
         path = self.folder / f"{name}-{key[:16]}.bin"
         if not _is_sound(path, made_from):
             with saying_cache(self.folder):
-                with replacing(path) as file:
-                    write(file)
-                write_json(path.with_suffix(".json"), _header(path, made_from), indent=1)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with locked(self.folder / ".lock") as exclusive:
+                    if exclusive:
+                        self._discard_leftovers()
+                    if not _is_sound(path, made_from):  # another process may have made it
+                        with replacing(path) as file:
+                            write(file)
+                        write_json(path.with_suffix(".json"), _header(path, made_from), indent=1)
         return path
+
+    def _discard_leftovers(self) -> None:
+        """Remove what killed processes left half written; the folder may be shared with other things."""
+        for temporary, name in leftovers(self.folder):
+            if _ENTRY.fullmatch(name):
+                discard(temporary)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -125,7 +124,10 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         report(_said(units, 0, index["vocab_size"]))
         return index
     what.out.mkdir(parents=True, exist_ok=True)
-    waits = partial(report, "another process prepares this corpus: waiting until it has ended")
+
+    def waits(holder: str) -> None:
+        report(f"{holder} prepares this corpus: waiting until it has ended")
+
     with locked(what.out / ".lock", waits) as exclusive:
         return _prepare(what, units, report, exclusive)
 

@@ -203,9 +203,9 @@ def _require_documents(shard: _Shard, version: tuple[int, ...]) -> None:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """What differs once a file was written again or another one has taken its place."""
+    """What differs once a file was written again or another one has taken its place, whatever date it was given."""
     found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @lru_cache(maxsize=64)

@@ -7,9 +7,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from recurra._files.writing import NO_ROOM, free_bytes
+from recurra._files.writing import NO_ROOM, free_bytes, locked
 from recurra.checks import require, sentence
 
 _APPLICATION = 0x52656332
@@ -39,11 +37,12 @@ def only_server(path: Path | None) -> Any:
     if path is None:
         return nullcontext()
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(path.with_name(f"{path.name}.lock")).acquire(blocking=False)
-    except Timeout:
-        got, hint = f"{path}, which another server has open", "choose another one with --sessions"
+
+    def refuse(holder: str) -> None:
+        got, hint = f"{path}, which {holder} has open", "choose another one with --sessions"
         raise BlockingIOError(sentence("sessions file", got, "one that no server uses", hint)) from None
+
+    return locked(path.with_name(f"{path.name}.lock"), refuse)
 
 
 def open_database(path: Path | None) -> sqlite3.Connection:

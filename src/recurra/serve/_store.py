@@ -172,7 +172,7 @@ class SessionStore:
     """The database of sessions and prefixes."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+        self._path = path and path.resolve()  # a link must not hide from another server that it is the same file
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._later: deque[_Call] = deque(maxlen=_MOST_LATER)
         self.n_full = 0

@@ -214,6 +214,16 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
     model.load_state_dict(weights)
 
 
+def _best_step(path: Path) -> int:
+    """Find the step of a best checkpoint: in the name of a folder, and in a file. The clock may have been set back."""
+    if path.suffix != SUFFIX:
+        return int(path.name.rpartition("-")[2])
+    with suppress(OSError, *_MALFORMED):
+        described = parse_json(read_metadata(path)[_METADATA], str(path), allow_nan=True)
+        return int(described["content"]["position"]["step"])
+    return -1
+
+
 class CheckpointFolder:
     """The checkpoints of one run: the newest few, one file per step, and the best one.
 
@@ -238,8 +248,9 @@ class CheckpointFolder:
 
     @property
     def best(self) -> Path:
-        """The path of the best checkpoint, whether it exists or not. Folders have a step in their names."""
-        return max(self._named(_BEST), key=lambda path: path.stat().st_mtime_ns, default=self.path / f"best{SUFFIX}")
+        """The path of the best checkpoint, whether it exists or not: a killed process may have left two."""
+        found = list(self._named(_BEST))
+        return max(found, key=_best_step) if len(found) > 1 else (found or [self.path / f"best{SUFFIX}"])[0]
 
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, then delete those that are too old to keep; an OSError deletes none."""
@@ -313,11 +324,16 @@ class CheckpointFolder:
     def load(
         self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
     ) -> tuple[Path, Payload]:
-        """Find and read a checkpoint; a CheckpointError offers an older one if there is one."""
+        """Find and read a checkpoint; a CheckpointError offers an older one if there is one.
+
+        If the process that trains replaces it meanwhile, the new one is read.
+        """
         path = self.find(which)
         try:
             return path, load_checkpoint(path, device, target=target)
         except CheckpointError as error:
+            if self.find(which) != path:
+                return self.load(which, device, target=target)
             older = [other for other in self.steps() if other != path]
             if which == "last" and older:
                 offer = f"The previous one, {older[-1]}, is still there: choose it with --checkpoint previous"

@@ -144,8 +144,10 @@ class TensorBoardLog:
 
         self._event, self._summary = Event, Summary
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files in the order of their names.
-        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads the files in the order of their names, and the clock may have been set back.
+        before = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*.*"))
+        number = max([time.time_ns(), *(int(word) + 1 for word in before if word.isdecimal())])
+        self._path = folder / f"events.out.tfevents.{number}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordWriter(self._path.open("xb"))
         self._write(Event(file_version="brain.Event:2"))
         self._write(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))

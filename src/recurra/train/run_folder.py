@@ -1,8 +1,6 @@
 """The folder of a run: where each file goes, and the lock of who trains it."""
 
 import os
-import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +61,11 @@ class RunFolder:
         if self._identity is not None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        holder = self._lock.read_text(errors="replace").strip()[:1000] if self._lock.is_file() else ""
         try:
             self._held = take_lock(self._lock)
-        except BlockingIOError:
-            got = f"{self.path}, which {holder or 'another process'} trains"
-            hint = "wait until it ends, or stop it"
+        except BlockingIOError as error:
+            got, hint = f"{self.path}, which {error.strerror} trains", "wait until it ends, or stop it"
             raise BlockingIOError(sentence("run", got, "a run that nobody trains", hint)) from None
-        with suppress(OSError):  # a full disk will be noticed by what matters more
-            self._lock.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         self._identity = self._lock.stat()
         if self._held is None:
             return

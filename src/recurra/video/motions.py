@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from recurra._files.digests import read_stamped, write_stamped
+from recurra._files.writing import discard, leftovers, locked
 from recurra.checks import fields_of, require, require_whole_number, sentence
 from recurra.data._files import progress, user_cache_folder
 from recurra.data.batches import MOTIONS, random_generator
@@ -122,8 +123,8 @@ def write_motions(
 
     What is drawn depends on the arguments alone; the encoder may round it differently from call to call.
 
-    Does nothing if the folder already has exactly these. The folder appears whole or not at all, so an interrupted call
-    leaves nothing half done, and several processes may write the same folder.
+    Does nothing if the folder already has exactly these. The folder appears whole or not at all. Of several processes
+    one writes it, and the others wait.
 
     Raises ValueError for a folder with other content, and ImportError if PyAV is missing.
     """
@@ -132,6 +133,18 @@ def write_motions(
     made_from |= {"frames_per_motion": frames_per_motion, "image_size": image_size, "seed": seed}
     if _holds(folder, made_from):
         return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".{folder.name}.lock")) as exclusive:
+        for temporary, name in leftovers(folder.parent) if exclusive else ():
+            if name == folder.name:  # of a killed process
+                discard(temporary)
+        if not _holds(folder, made_from):
+            _write_folder(folder, made_from)
+
+
+def _write_folder(folder: Path, made_from: Mapping[str, int]) -> None:
+    """Write the videos and lists beside the folder, and give them its name."""
+    _, n_videos, n_motions, frames_per_motion, image_size, seed = made_from.values()
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     (new / "videos").mkdir(parents=True)
     try:
@@ -153,7 +166,7 @@ def write_motions(
         try:
             os.replace(new, folder)
         except OSError:
-            if not _holds(folder, made_from):  # another process was faster
+            if not _holds(folder, made_from):  # another process was faster, where the file system has no locks
                 raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
