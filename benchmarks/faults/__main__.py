@@ -1,6 +1,6 @@
-"""`python -m benchmarks.faults`: kill runs, let disks fail and damage files, and count what comes of it.
+"""`python -m benchmarks.faults`: kill programs, let disks fail and damage files, and count what comes of it.
 
-The exit code is 0 if every run came back the same, every disk that failed left a checkpoint that loads, and every
+The exit code is 0 if every program came back the same, every disk that failed left a checkpoint that loads, and every
 damaged file was refused in one sentence or read as it was. The same seed gives the same faults, except for the moments
 of the kills. Results go to runs/faults.json, and the table is printed as Markdown.
 """
@@ -35,7 +35,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sample", action="store_true", help=f"a {SAMPLE}th of everything, for minutes")
     parser.add_argument("--mutants", type=int, default=MUTANTS, help=f"of each kind of file (default: {MUTANTS})")
-    parser.add_argument("--kills", type=int, default=KILLS, help=f"of runs that are trained (default: {KILLS})")
+    parser.add_argument("--kills", type=int, default=KILLS, help=f"of programs (default: {KILLS})")
+    parser.add_argument("--killed", nargs="*", metavar="PROGRAM", help="some of them: horizon, video, sweep, prepare, ...")
     parser.add_argument("--seed", type=int, default=SEED, help=f"for other faults (default: {SEED})")
     parser.add_argument("--only", nargs="*", choices=["kills", "disk", *kinds], help="some of the faults")
     arguments = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> int:
             folder.mkdir()
             began = time.perf_counter()
             if name == "kills":
-                found = kills.tally_kills(folder, -(-arguments.kills // share), arguments.seed)
+                found = kills.tally_kills(folder, -(-arguments.kills // share), arguments.seed, arguments.killed)
             elif name == "disk":
                 found = checkpoints.tally_disk_faults(folder)
             else:

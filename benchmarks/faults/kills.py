@@ -1,20 +1,31 @@
-"""Training runs that are killed at random moments, resumed, and compared with the run that was not."""
+"""Programs that are killed at random moments, continued, and compared with the one that was not.
+
+They are trainings (of Memory Horizon, texts and videos), a sweep, preparations of a corpus with one and two workers,
+and the writing of generated videos.
+"""
 
 import os
 import shutil
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple
 
 from benchmarks.faults.kinds import RECIPE
 from benchmarks.faults.outcomes import same
+from recurra._files.digests import file_sha256
+from recurra.cli import main as recurra
+from recurra.cli import prepare, sweep  # noqa: F401 - so that children start at once
+from recurra.data import _documents
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder
 from recurra.train.metrics import read_metrics
 from recurra.train.run import resume_run, start_run
 from recurra.train.run_folder import RunFolder
+from recurra.video.motions import write_motions
 
 TEXT = """
 experiment: {experiment}
@@ -23,46 +34,69 @@ model: {{n_layer: 2, d_model: 8, d_channel_mixing: 12, dropout: 0.1, {model}}}
 training: {{epochs: 4, log_every: 1, save_every: 1, tensorboard: false, accelerator: cpu, threads: 1}}
 {averaged}
 """
+VIDEO = """
+experiment: motions-{model}
+data: {{path: {videos}, n_videos: 20, n_motions: 2, frames_per_motion: 3, image_size: 16, n_frames: 3, batch_size: 4,
+        workers: 1}}
+model: {{patch_size: 8, n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}}
+training: {{epochs: 4, log_every: 1, save_every: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
 LONGER = ["--training.epochs", "12", "--training.save_every", "1"]
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-CLOCK = ("seconds", "tokens_per_second")
+CLOCK = ("seconds", "tokens_per_second", "frames_per_second")
 KILLS_PER_RUN = 5
 
-RIGHT = "the same as the run that was not interrupted"
-WRONG = "another log, other weights, or something left over"
-LOST = "no checkpoint where there had been one"
-MESSAGE = "failed to start, resume or stop"
+RIGHT = "the same as the one that was not interrupted"
+WRONG = "another result, or something left over"
+LOST = "less saved than before"
+MESSAGE = "failed to start, continue or stop"
 
 
-def tally_kills(folder: Path, n: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Kill runs `n` times in all, a few times each.
+class Program(NamedTuple):
+    """A program that writes a folder.
+
+    go_on: begins or continues it, in a child, and returns its exit status. saved: counts what a kill must not take.
+    result: what must not depend on kills. unfinished: the pattern of its temporary files, where {} is the folder's name.
+    """
+
+    name: str
+    go_on: Callable[[Path], int]
+    saved: Callable[[Path], int]
+    result: Callable[[Path], Any]
+    unfinished: str
+
+
+def tally_kills(folder: Path, n: int, seed: int, only: Sequence[str] | None = None) -> tuple[Counter[str], list[str]]:
+    """Kill programs `n` times in all, a few times each; `only` some of them, by name.
 
     Returns:
-        how many runs ended how, and how many kills came where; and a line on each run that went wrong.
+        how many ended how, and how many kills came where; and a line on each that went wrong.
     """
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     draw, counts, wrong = Random(f"{seed} kills"), Counter(), []
-    wholes = {}
-    for recipe in _recipes(folder)[: -(-n // KILLS_PER_RUN)]:
+    n_folders = -(-n // KILLS_PER_RUN)
+    wholes = []
+    for program in [one for one in _programs(folder) if only is None or one.name in only][:n_folders]:
         began = time.perf_counter()
-        if _end(_forked(recipe, recipe.with_suffix(""), resumed=False)):
-            raise RuntimeError(f"the run of {recipe.name} that nobody interrupts did not come to its end")
-        wholes[recipe] = time.perf_counter() - began, _result(recipe.with_suffix(""))
-    for number in range(-(-n // KILLS_PER_RUN)):
-        recipe = list(wholes)[number % len(wholes)]
-        duration, expected = wholes[recipe]
-        run = folder / f"{recipe.stem}-{number}"
-        outcome = _killed_run(recipe, run, min(KILLS_PER_RUN, n - number * KILLS_PER_RUN), duration, draw, counts)
+        if _end(_forked(program, folder / program.name)):
+            raise RuntimeError(f"{program.name}, which nobody interrupts, did not come to its end")
+        wholes.append((program, time.perf_counter() - began, program.result(folder / program.name)))
+    for number in range(n_folders):
+        program, duration, expected = wholes[number % len(wholes)]
+        run = folder / f"{program.name}-{number}"
+        outcome = _killed(program, run, min(KILLS_PER_RUN, n - number * KILLS_PER_RUN), duration, draw, counts)
         if outcome is None:
-            outcome = RIGHT if same(_result(run), expected) else WRONG
-        counts[f"run: {outcome}"] += 1
+            is_right = same(program.result(run), expected) and not any(folder.rglob(".*.tmp"))
+            outcome = RIGHT if is_right else WRONG
+        counts[f"{program.name}: {outcome}"] += 1
         if outcome != RIGHT:
             wrong.append(f"{run.name}: {outcome}")
         shutil.rmtree(run)
     return counts, wrong
 
 
-def _recipes(folder: Path) -> list[Path]:
-    """Write one recipe for Memory Horizon, and two for a text: GateLoop with averaged weights, and CRT's segments."""
+def _programs(folder: Path) -> list[Program]:
+    """Write a recipe or a corpus for each program."""
     corpus, words = folder / "corpus", ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "off"]
     corpus.mkdir()
     for split, n_lines in (("train", 40), ("valid", 9), ("test", 7)):
@@ -73,45 +107,50 @@ def _recipes(folder: Path) -> list[Path]:
     crt = {"experiment": "text-crt", "model": "n_heads: 2, memory: ncgru, position: rnn-ncgru", "averaged": ""}
     recipes = {"horizon": RECIPE, "gateloop": TEXT.format(corpus=corpus, **gateloop)}
     recipes["crt"] = TEXT.format(corpus=corpus, **crt)
+    recipes["video"] = VIDEO.format(model="crvit", videos=folder / "videos")
     for name, text in recipes.items():
         (folder / f"{name}.yaml").write_text(text)
-    return [folder / f"{name}.yaml" for name in recipes]
+    trained = {"saved": _has_checkpoint, "result": _run_result, "unfinished": "{}/checkpoints/.*.tmp"}
+    trainings = [Program(name, partial(_train, folder / f"{name}.yaml"), **trained) for name in recipes]
+    swept = ["sweep", str(folder / "gateloop.yaml"), "--training.seed", "0,1", "--out"]
+    prepared = {"saved": _n_shards, "result": _shards, "unfinished": "{}/.*.tmp"}
+    return [
+        *trainings,
+        Program("sweep", partial(_recurra, swept), _n_begun, _sweep_result, "{}/*/checkpoints/.*.tmp"),
+        Program("prepare", partial(_recurra, ["prepare", str(corpus), "--out"]), **prepared),
+        Program("workers", partial(_recurra, ["prepare", str(corpus), "--workers", "2", "--out"]), **prepared),
+        Program("motions", _write_videos, Path.is_dir, _videos, ".{}.*.tmp"),
+    ]
 
 
-def _killed_run(recipe: Path, run: Path, kills: int, duration: float, draw: Random, counts: Counter) -> str | None:
-    """Train a run through so many kills to its end; say what went wrong, or None."""
-    for _ in range(kills):
-        had = _saved(run)
-        child = _forked(recipe, run, resumed=had)
-        place = _wait(run, child, duration, draw)
-        chosen = draw.choice(SIGNALS)
-        os.kill(child, chosen)
-        status = _end(child)
-        counts[f"{chosen.name} {place}"] += 1
-        if status not in (0, chosen.value, 128 + chosen.value):
-            return MESSAGE
-        if had and not _saved(run):
-            return LOST
-    return None if _end(_forked(recipe, run, resumed=_saved(run))) == 0 else MESSAGE
+# --- what goes on in a child ---
 
 
-def _wait(run: Path, child: int, duration: float, draw: Random) -> str:
-    """Wait for a random moment, in every second case one at which a checkpoint is being written; name it."""
-    if draw.random() < 0.5:
-        time.sleep(draw.random() * duration)
-        return "at any moment"
-    time.sleep(draw.random() * duration / 2)
-    until, names = time.perf_counter() + duration, []
-    while time.perf_counter() < until:
-        with suppress(FileNotFoundError):
-            names = os.listdir(run / "checkpoints")
-        if any(name.startswith(".") for name in names):
-            time.sleep(draw.random() * 3e-3)
-            return "while a checkpoint is written"
-    return "at any moment"
+def _train(recipe: Path, run: Path) -> int:
+    """Train a run from its last checkpoint, or from the start if it was killed before the first."""
+    resumed = _has_checkpoint(run)
+    if not resumed:
+        shutil.rmtree(run, ignore_errors=True)
+    longer = LONGER if recipe.stem == "horizon" else ()
+    trainer = resume_run(run) if resumed else start_run(recipe, run, longer)
+    received = trainer.fit().received
+    return 0 if received is None or trainer.finished else 128 + received
 
 
-def _saved(run: Path) -> bool:
+def _recurra(words: Sequence[str], out: Path) -> int:
+    _documents._PIECE_BYTES = 60  # several shards
+    return recurra([*words, str(out)])
+
+
+def _write_videos(folder: Path) -> int:
+    write_motions(folder, 20, n_motions=2, frames_per_motion=4, image_size=32)
+    return 0
+
+
+# --- what they leave ---
+
+
+def _has_checkpoint(run: Path) -> bool:
     """Say whether the run has a checkpoint that can be loaded; what is there but damaged is an error."""
     try:
         CheckpointFolder(RunFolder(run).checkpoints).load("last")
@@ -122,8 +161,74 @@ def _saved(run: Path) -> bool:
     return True
 
 
-def _forked(recipe: Path, run: Path, *, resumed: bool) -> int:
-    """Train in a process of its own, which starts at once because everything is loaded here."""
+def _n_begun(out: Path) -> int:
+    return sum(_has_checkpoint(run) for run in out.glob("*"))
+
+
+def _n_shards(out: Path) -> int:
+    return len(list(out.glob("*-*.json")))
+
+
+def _run_result(run: Path) -> tuple[list, dict, dict, dict]:
+    """The log, the last and the best weights, and the summary."""
+    rows = [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "log.jsonl")]
+    weights = [CheckpointFolder(RunFolder(run).checkpoints).load(which)[1]["model"] for which in ("last", "best")]
+    summary = RunFolder(run).read_summary()
+    return rows, *weights, {name: summary[name] for name in ("finished", "steps", "validation")}
+
+
+def _sweep_result(out: Path) -> dict[str, tuple]:
+    return {run.name: _run_result(run) for run in out.iterdir()}
+
+
+def _shards(out: Path) -> dict[str, str]:
+    return {path.name: file_sha256(path) for path in out.iterdir() if path.name != ".lock"}
+
+
+def _videos(folder: Path) -> dict[str, str]:
+    """The lists; and the names of the videos, which the encoder may round differently each time."""
+    return {
+        path.relative_to(folder).as_posix(): "" if path.suffix == ".mp4" else file_sha256(path)
+        for path in folder.rglob("*.*")
+    }
+
+
+# --- killing ---
+
+
+def _killed(program: Program, run: Path, kills: int, duration: float, draw: Random, counts: Counter) -> str | None:
+    """Bring a program through so many kills to its end; say what went wrong, or None."""
+    for _ in range(kills):
+        had = program.saved(run)
+        child = _forked(program, run)
+        place = _wait(program, run, duration, draw)
+        chosen = draw.choice(SIGNALS)
+        os.kill(child, chosen)
+        status = _end(child)
+        counts[f"{chosen.name} {place}" if status else "after its end"] += 1
+        if status not in (0, 130, chosen.value, 128 + chosen.value):  # 130: interrupted, as a command says it
+            return MESSAGE
+        if program.saved(run) < had:
+            return LOST
+    return None if _end(_forked(program, run)) == 0 else MESSAGE
+
+
+def _wait(program: Program, run: Path, duration: float, draw: Random) -> str:
+    """Wait for a random moment, in every second case one at which a file is being written; name it."""
+    if draw.random() < 0.5:
+        time.sleep(draw.random() * duration)
+        return "at any moment"
+    time.sleep(draw.random() * duration / 2)
+    until = time.perf_counter() + duration
+    while time.perf_counter() < until:
+        if any(run.parent.glob(program.unfinished.format(run.name))):
+            time.sleep(draw.random() * 3e-3)
+            return "while a file is written"
+    return "at any moment"
+
+
+def _forked(program: Program, run: Path) -> int:
+    """Begin or continue a program in a process of its own, which starts at once because everything is loaded here."""
     child = os.fork()
     if child:
         return child
@@ -131,12 +236,7 @@ def _forked(recipe: Path, run: Path, *, resumed: bool) -> int:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
-        if not resumed:
-            shutil.rmtree(run, ignore_errors=True)  # killed before its first checkpoint: it begins again
-        longer = LONGER if recipe.stem == "horizon" else ()
-        trainer = resume_run(run) if resumed else start_run(recipe, run, longer)
-        received = trainer.fit().received
-        status = 0 if received is None or trainer.finished else 128 + received
+        status = program.go_on(run)
     except KeyboardInterrupt:
         status = 130
     finally:
@@ -146,10 +246,3 @@ def _forked(recipe: Path, run: Path, *, resumed: bool) -> int:
 def _end(child: int) -> int:
     """Wait for a process, and return its exit status, or the number of the signal that ended it."""
     return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-def _result(run: Path) -> tuple[list, dict, list]:
-    """What must not depend on interruptions: the log, the last weights, and no file that is half written."""
-    rows = [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "log.jsonl")]
-    _, last = CheckpointFolder(RunFolder(run).checkpoints).load("last")
-    return rows, last["model"], [path.name for path in run.rglob(".*.tmp")]

@@ -330,6 +330,17 @@ def test_another_fault_of_the_file_is_said_too(models, file, monkeypatch):
         assert answer.json()["error"]["message"] == "the sessions file cannot be used now: database is locked"
 
 
+def test_a_file_that_goes_away_keeps_nothing_and_says_so(models, file):
+    """SQLite would go on writing to a file without a name."""
+    with serving(models, file) as client:
+        away = file.rename(file.with_name("away"))
+        for answer in (client.post("/v1/sessions", json={"name": "new"}), client.get("/v1/sessions")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "sessions_file_failed")
+            assert "was removed, moved or replaced" in answer.json()["error"]["message"]
+        away.rename(file)
+        assert client.post("/v1/sessions", json={"name": "new"}).status_code == 201
+
+
 class Full(sqlite3.Connection):
     """A disk without room for large transactions, whose whole transaction SQLite rolls back."""
 

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -173,6 +174,7 @@ class SessionStore:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path and path.resolve()  # a link must not hide from another server that it is the same file
+        self._identity: os.stat_result | None = None
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._later: deque[_Call] = deque(maxlen=_MOST_LATER)
         self.n_full = 0
@@ -212,6 +214,7 @@ class SessionStore:
         try:
             with only_server(self._path):
                 database = open_database(self._path)
+                self._identity = self._path and self._path.stat()
                 self._ready.set_result(None)
                 while self._commit_waiting(database):
                     pass
@@ -238,6 +241,7 @@ class SessionStore:
         """Run actions in one transaction; if it fails as a whole, each in its own: what is small may still fit."""
         results: list[tuple[Future, Any]] = []
         try:
+            self._require_in_place()
             database.execute("BEGIN")
             for call in calls:
                 database.execute("SAVEPOINT action")
@@ -259,6 +263,15 @@ class SessionStore:
             return
         for future, result in results:
             future.set_result(result)
+
+    def _require_in_place(self) -> None:
+        """Raise sqlite3.OperationalError if the file went away: SQLite would go on writing to one without a name."""
+        if self._path is None or self._identity is None:
+            return
+        with suppress(OSError):
+            if os.path.samestat(self._path.stat(), self._identity):
+                return
+        raise sqlite3.OperationalError("it was removed, moved or replaced; put it back, or restart the server")
 
     def _fail(self, call: _Call, error: Exception) -> None:
         if (full := disk_full(error, self._path, call.arguments)) is not None:
