@@ -104,7 +104,7 @@ def test_an_entry_that_another_process_makes_is_waited_for(corpus, capsys):
     with ThreadPoolExecutor(1) as pool:
         with locked(store.folder / ".lock"):
             waiting, said = pool.submit(store.get, "train", KEY, write), ""
-            while not said:
+            while not (said or waiting.done()):
                 said = capsys.readouterr().err
             assert write.calls == 0
         assert waiting.result(60).read_bytes() == b"content"

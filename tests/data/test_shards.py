@@ -173,6 +173,17 @@ def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
     assert not half.exists()
 
 
+def test_a_corpus_dated_in_the_future_is_prepared_once(corpus, tmp_path):
+    os.utime(corpus / "train.txt", (2**33, 2**33))
+    what, said = Preparation("folder", str(corpus), tmp_path / "out"), []
+    index = prepare(what)
+    assert prepare(what, report=said.append) == index
+    assert len(said) == 1
+    os.utime(corpus / "train.txt", (0, 0))
+    with pytest.raises(ValueError, match="whose training text has changed"):
+        prepare(what)
+
+
 def test_a_finished_cache_is_read_without_writing(tmp_path):
     """It may be shared by many users, or read-only."""
     pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")

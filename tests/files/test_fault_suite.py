@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.faults import outcomes
+from benchmarks.faults import kills, outcomes
 from benchmarks.faults.mutants import Mutant
 from benchmarks.faults.outcomes import Kind, tally_mutants
 
@@ -54,3 +55,20 @@ def test_outcomes(tmp_path, read, options, expected):
 def test_a_hang_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(outcomes, "LONGEST", 1)
     assert tally_mutants(kind(lambda path: time.sleep(60)), tmp_path, 1, seed=0).counts == Counter({outcomes.HUNG: 1})
+
+
+def begin_or_go_on(run):
+    run.mkdir(exist_ok=True)
+    return 0
+
+
+def test_kills_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")  # restored afterwards
+    made = {"right": lambda run: 1, "wrong": lambda run: run.name, "left": lambda run: 1}
+    programs = [kills.Program(name, begin_or_go_on, Path.exists, result, "") for name, result in made.items()]
+    monkeypatch.setattr(kills, "_programs", lambda folder: programs)
+    counts, wrong = kills.tally_kills(tmp_path, 10, 0, ["right", "wrong"])
+    assert counts[f"right: {kills.RIGHT}"] == counts[f"wrong: {kills.WRONG}"] == 1
+    assert wrong == [f"wrong-1: {kills.WRONG}"]
+    (tmp_path / ".half.tmp").touch()
+    assert kills.tally_kills(tmp_path, 5, 0, ["left"])[0][f"left: {kills.WRONG}"] == 1
