@@ -65,7 +65,7 @@ def begin_or_go_on(run):
 def test_kills_are_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")  # restored afterwards
     made = {"right": lambda run: 1, "wrong": lambda run: run.name, "left": lambda run: 1}
-    programs = [kills.Program(name, begin_or_go_on, Path.exists, result, "") for name, result in made.items()]
+    programs = [kills.Program(name, begin_or_go_on, Path.exists, result, "{}/.*.tmp") for name, result in made.items()]
     monkeypatch.setattr(kills, "_programs", lambda folder: programs)
     counts, wrong = kills.tally_kills(tmp_path, 10, 0, ["right", "wrong"])
     assert counts[f"right: {kills.RIGHT}"] == counts[f"wrong: {kills.WRONG}"] == 1
