@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--sample", action="store_true", help=f"a {SAMPLE}th of everything, for minutes")
     parser.add_argument("--mutants", type=int, default=MUTANTS, help=f"of each kind of file (default: {MUTANTS})")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"of programs (default: {KILLS})")
-    parser.add_argument("--killed", nargs="*", metavar="PROGRAM", help="some of them: horizon, video, sweep, prepare, ...")
+    parser.add_argument("--killed", nargs="*", metavar="PROGRAM", help="some of them: video, sweep, prepare, ...")
     parser.add_argument("--seed", type=int, default=SEED, help=f"for other faults (default: {SEED})")
     parser.add_argument("--only", nargs="*", choices=["kills", "disk", *kinds], help="some of the faults")
     arguments = parser.parse_args()

@@ -56,7 +56,7 @@ class Program(NamedTuple):
     """A program that writes a folder.
 
     go_on: begins or continues it, in a child, and returns its exit status. saved: counts what a kill must not take.
-    result: what must not depend on kills. unfinished: the pattern of its temporary files, where {} is the folder's name.
+    result: what must not depend on kills. unfinished: the pattern of temporary files; {} is the folder's name.
     """
 
     name: str

@@ -111,6 +111,14 @@ def test_an_entry_that_another_process_makes_is_waited_for(corpus, capsys):
     assert said == f"waiting until process {os.getpid()} on {socket.gethostname()} has made what is needed here\n"
 
 
+def test_a_lock_of_another_user_is_no_hindrance(corpus, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("recurra.data._files.locked", refuse)
+    assert Cache(corpus).get("train", KEY, Writer()).read_bytes() == b"content"
+
+
 def test_a_full_disk_is_the_caches_affair(corpus, tmp_path):
     def fail(out):
         raise OSError(errno.ENOSPC, "No space left on device")

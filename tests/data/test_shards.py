@@ -169,7 +169,8 @@ def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
                 time.sleep(0.01)
             assert half.exists()
         assert other.result(60)["vocab_size"] > 10
-    assert said[0] == f"process {os.getpid()} on {socket.gethostname()} prepares this corpus: waiting until it has ended"
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert said[0] == f"{holder} prepares this corpus: waiting until it has ended"
     assert not half.exists()
 
 

@@ -43,8 +43,9 @@ def do(kept: SessionStore, action, *arguments):
 def test_what_is_written_is_read_by_another_process_s_database(kept, tmp_path):
     do(kept, store.write, record("a"), piece(0, 5))
     (tmp_path / "link.sqlite").symlink_to(tmp_path / "deep" / "sessions.sqlite")
+    message = rf"sessions file is .*, which process {os.getpid()} on .* has open; expected"
     for path in (tmp_path / "deep" / "sessions.sqlite", tmp_path / "link.sqlite"):
-        with pytest.raises(BlockingIOError, match=rf"sessions file is .*, which process {os.getpid()} on .* has open; exp"):
+        with pytest.raises(BlockingIOError, match=message):
             SessionStore(path)
     kept.close()
     other = SessionStore(tmp_path / "deep" / "sessions.sqlite")

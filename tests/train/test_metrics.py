@@ -1,8 +1,8 @@
 import errno
 import io
 import math
-import time
 import sys
+import time
 from contextlib import suppress
 
 import pytest

@@ -119,15 +119,16 @@ def take_lock(path: Path, *, wait: bool = False) -> FileLock | None:
     Returns None where the file system has no locks. Raises BlockingIOError, with the holder as `strerror`.
     """
     # A soft lock, which a killed process leaves behind, is no replacement.
-    held = FileLock(path, thread_local=False, fallback_to_soft=False)
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    held: FileLock | None = None
     try:
-        held.acquire(timeout=-1 if wait else 0)
+        lock.acquire(timeout=-1 if wait else 0)
+        held = lock
     except Timeout:
         raise BlockingIOError(errno.EAGAIN, _holder(path), str(path)) from None
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
-        held = None
     with suppress(OSError):  # a full disk will be noticed by what matters more
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
     return held

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,19 +67,25 @@ class Cache:
         key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}-{key[:16]}.bin"
         if not _is_sound(path, made_from):
-            with saying_cache(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with locked(self.folder / ".lock") as exclusive:
-                    if exclusive:
-                        self._discard_leftovers()
-                    if not _is_sound(path, made_from):  # another process may have made it
-                        with replacing(path) as file:
-                            write(file)
-                        write_json(path.with_suffix(".json"), _header(path, made_from), indent=1)
+            with saying_cache(self.folder), self._alone():
+                if not _is_sound(path, made_from):  # another process may have made it
+                    with replacing(path) as file:
+                        write(file)
+                    write_json(path.with_suffix(".json"), _header(path, made_from), indent=1)
         return path
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes out where that can be done, and remove what killed ones left half written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            with suppress(PermissionError):  # another user's lock, in a folder that several share
+                if stack.enter_context(locked(self.folder / ".lock")):
+                    self._discard_leftovers()
+            yield
+
     def _discard_leftovers(self) -> None:
-        """Remove what killed processes left half written; the folder may be shared with other things."""
+        """Remove half-written entries; the folder may have other things."""
         for temporary, name in leftovers(self.folder):
             if _ENTRY.fullmatch(name):
                 discard(temporary)

@@ -214,7 +214,7 @@ class SessionStore:
         try:
             with only_server(self._path):
                 database = open_database(self._path)
-                self._identity = self._path and self._path.stat()
+                self._identity = None if self._path is None else self._path.stat()
                 self._ready.set_result(None)
                 while self._commit_waiting(database):
                     pass
