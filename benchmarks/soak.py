@@ -44,7 +44,7 @@ def serve(port: int, sessions_file: Path) -> None:
     model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 2, 64, 64)).eval()
     caches = {"prefix_cache_bytes": 4 * 2**20, "checkpoint_bytes": 4 * 2**20, "max_resident_sessions": 128}
     settings = ServeSettings(port=port, sessions_file=sessions_file, max_tokens=2000, **caches)  # type: ignore[arg-type]
-    run_service(Service([ServedModel("bytes", model, tokenizer)], settings, threads=1))
+    run_service(Service([ServedModel("bytes", model, tokenizer, weights="float32")], settings, threads=1))
 
 
 class Heard:
