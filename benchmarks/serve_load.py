@@ -18,11 +18,12 @@ class Heard:
     status: int = 0
 
 
-async def ask(port: int, path: str, body: dict[str, Any]) -> Heard:
+async def ask(port: int, path: str, body: dict[str, Any], key: str = "") -> Heard:
     """Send a request whose answer is a stream of events; note when each came."""
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        f"Authorization: Bearer {key}\r\n"
     )
     heard = Heard(time.perf_counter())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -245,7 +245,7 @@ def test_places_are_given_in_order_and_a_large_turn_is_not_overtaken():
         scheduler.add(one)
     assert list(scheduler.admit()) == [first]
     assert (scheduler.n_streams, scheduler.n_waiting) == (3, 2)
-    scheduler.release(3)
+    scheduler.release(None, 3)
     assert list(scheduler.admit()) == [large, small]
 
 

@@ -33,7 +33,7 @@ from recurra.serve._requests import (
     gates_of,
     token_logprobs,
 )
-from recurra.serve._scheduler import PrefillChunk, Scheduler
+from recurra.serve._scheduler import PrefillChunk, Scheduler, Turns
 from recurra.state import Ragged, batch, concatenate_alike, map_tensors, select, split
 from recurra.streams.sampling import choose
 
@@ -73,6 +73,10 @@ class _SequenceBatch:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @property
+    def owners(self) -> set[str | None]:
+        return {sequence.request.owner for sequence in self.sequences}
 
     def join(self, sequences: list[Sequence], states: list[Any]) -> None:
         if not sequences:
@@ -127,13 +131,15 @@ class Engine:
         max_queue: int = 1024,
         threads: int | None = None,
         prefixes: PrefixCache | None = None,
+        share_of: Callable[[int], int] = int,
     ) -> None:
         if threads is not None:
             require_at_least(1, threads=threads)
-        self.scheduler = Scheduler(max_streams, max_queue, prefixes)
+        self.scheduler = Scheduler(max_streams, max_queue, prefixes, share_of)
         self.counters = _Counters()
         self._deliver, self._threads = deliver, threads
         self._batches: list[_SequenceBatch] = []
+        self._turns = Turns()
         self._outbox: dict[Request, list[Event]] = {}
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock, self._stopping = threading.Lock(), threading.Event()
@@ -190,11 +196,17 @@ class Engine:
         if chunk is not None:
             self._read(chunk)
         if self._batches:
-            next_batch = self._batches.pop(0)
+            next_batch = self._batches.pop(self._next_batch())
             self._batches.append(next_batch)
+            self._turns.serve(next_batch.owners)
             self._write(next_batch)
             self._merge_batches()
         self._send()
+
+    def _next_batch(self) -> int:
+        """Return the index of the batch with the owner whose turn it is; an owner's batches take turns, too."""
+        served = [self._turns.last(one.owners) for one in self._batches]
+        return served.index(min(served))
 
     def _put(self, request: Request, *events: Event) -> None:
         self._outbox.setdefault(request, []).extend(events)
@@ -254,7 +266,7 @@ class Engine:
             return
         if not sequences:
             self._put(request, EndEvent(request.first_choice, "read", state))
-            self._release(1, n_ended=not request.is_background)
+            self._release(request.owner, 1, n_ended=not request.is_background)
         for sequence in sequences:
             self._batch_for(request.model).join([sequence], [model_state])
 
@@ -327,7 +339,7 @@ class Engine:
             error = message if reason == "error" else ""
             end = EndEvent(sequence.choice, reason, sequence.state(state), sequence.flush(), error)
             self._put(sequence.request, end)
-            self._release(1, reason=reason)
+            self._release(sequence.request.owner, 1, reason=reason)
             if reason in ("stop", "length"):
                 self._read_answer(sequence)
 
@@ -359,11 +371,11 @@ class Engine:
             self.scheduler.prefixes.release(request)
         for choice in range(request.n_sequences):
             self._put(request, EndEvent(request.first_choice + choice, reason, request.start, message=message))
-        self._release(request.n_sequences if is_admitted else 0, request.n_sequences, reason)
+        self._release(request.owner, request.n_sequences if is_admitted else 0, request.n_sequences, reason)
 
-    def _release(self, n_streams: int, n_ended: int = 1, reason: str = "") -> None:
+    def _release(self, owner: str | None, n_streams: int, n_ended: int = 1, reason: str = "") -> None:
         with self._lock:
-            self.scheduler.release(n_streams)
+            self.scheduler.release(owner, n_streams)
         self.counters.ended += n_ended
         self.counters.failed += n_ended * (reason == "error")
 

@@ -6,6 +6,7 @@ import hmac
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -127,16 +128,22 @@ class Connection(_Protocol):
 
 
 class _Bodies:
-    """What the bodies of all requests share: a number of bytes, and the turn to be parsed."""
+    """What the bodies of all requests share: a number of bytes by owner, and the turn to be parsed."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.n_bytes = 0
+        self.n_bytes: Counter[str | None] = Counter()
         self.turn = asyncio.Lock()
         self._trimming: asyncio.TimerHandle | None = None
 
-    def release(self, n_bytes: int) -> None:
-        self.n_bytes -= n_bytes
+    def require_room(self, owner: str | None) -> None:
+        most = self.settings.bodies_bytes
+        most_own = max(self.settings.max_body_bytes, self.settings.share_of(most))
+        if self.n_bytes[owner] > most_own or self.n_bytes.total() > most:
+            raise ApiError(503, "the server is reading too many bodies", code="overloaded", retry_after=1)
+
+    def release(self, owner: str | None, n_bytes: int) -> None:
+        self.n_bytes[owner] -= n_bytes
         if n_bytes > _LARGE and self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
@@ -148,8 +155,8 @@ class _Bodies:
 class _Body:
     """Receives the body of a request, as the application asks for it."""
 
-    def __init__(self, receive: Receive, headers: Headers, bodies: _Bodies) -> None:
-        self._receive, self._bodies = receive, bodies
+    def __init__(self, receive: Receive, headers: Headers, bodies: _Bodies, owner: str | None) -> None:
+        self._receive, self._bodies, self._owner = receive, bodies, owner
         self._end = time.monotonic() + bodies.settings.body_seconds
         self.exists = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self.is_read = not self.exists
@@ -158,7 +165,7 @@ class _Body:
     async def receive(self) -> Message:
         if self.is_read:  # what can still come is that the client hangs up
             return await self._receive()
-        settings, bodies = self._bodies.settings, self._bodies
+        settings = self._bodies.settings
         try:
             message = await asyncio.wait_for(self._receive(), self._end - time.monotonic())
         except asyncio.TimeoutError:
@@ -166,15 +173,14 @@ class _Body:
             raise ApiError(408, expected, code="body_timeout") from None
         n_bytes = len(message.get("body", b""))
         self.n_bytes += n_bytes
-        bodies.n_bytes += n_bytes
+        self._bodies.n_bytes[self._owner] += n_bytes
         if self.n_bytes > settings.max_body_bytes:
             raise too_large(settings)
-        if bodies.n_bytes > settings.bodies_bytes:
-            raise ApiError(503, "the server is reading too many bodies", code="overloaded", retry_after=1)
+        self._bodies.require_room(self._owner)
         if not message.get("more_body", False):
             self.is_read = True
             if self.n_bytes > _LARGE:  # parsing takes long, and others have a turn before it
-                async with bodies.turn:
+                async with self._bodies.turn:
                     await asyncio.sleep(_PAUSE_SECONDS)
         return message
 
@@ -198,7 +204,8 @@ class Guard:
         self._open_paths = frozenset({"/health", *page_paths()})
         self._bodies = _Bodies(settings)
         most = most_connections(settings)
-        self._n_requests, self._most_requests = 0, most - max(1, most // 8)  # the others keep a place for /health
+        self._n_requests: Counter[str | None] = Counter()  # by owner
+        self._most_requests = most - max(1, most // 8)  # the others keep a place for /health
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -206,8 +213,9 @@ class Guard:
             return
         start, status = time.perf_counter(), 0
         headers = Headers(scope=scope)
-        body = _Body(receive, headers, self._bodies)
-        self._n_requests += 1
+        owner = scope["owner"] = self._owner(headers)
+        body = _Body(receive, headers, self._bodies, owner)
+        self._n_requests[owner] += 1
 
         async def noted_send(message: Message) -> None:
             nonlocal status
@@ -227,8 +235,8 @@ class Guard:
                 failure = ApiError(500, "the server failed on this request; its log says why")
                 await failure.response()(scope, receive, noted_send)
         finally:
-            self._n_requests -= 1
-            self._bodies.release(body.n_bytes)
+            self._n_requests[owner] -= 1
+            self._bodies.release(owner, body.n_bytes)
             route = getattr(scope.get("route"), "path", "other")
             self._note(route, status, time.perf_counter() - start)
 
@@ -237,9 +245,10 @@ class Guard:
         if self._hosts is not None and _host_name(host) not in self._hosts:
             message = f"host is {host[:100]!r}; expected a name of this machine, or a server with an API key"
             return ApiError(403, message, code="unknown_host")
-        if self._n_requests > self._most_requests and scope["path"] != "/health":
+        n_requests, most = self._n_requests, self._most_requests
+        is_full = n_requests.total() > most or n_requests[scope["owner"]] > self._settings.share_of(most)
+        if is_full and scope["path"] != "/health":
             return ApiError(503, "the server answers too many requests", code="overloaded", retry_after=1)
-        scope["owner"] = self._owner(headers)
         if scope["owner"] is None and scope["path"] not in self._open_paths:
             message = "the API key is missing or wrong; expected Authorization: Bearer KEY"
             return ApiError(401, message, code="invalid_api_key")

@@ -55,6 +55,10 @@ class ServeSettings:
             got = f"{self.host}, which other machines may reach, without an API key"
             raise ValueError(sentence("host", got, "127.0.0.1, or a key", "set RECURRA_API_KEY or --api-key-file"))
 
+    def share_of(self, most: int) -> int:
+        """Return what one key may have of a limit. One in eight is for the others, if there are several keys."""
+        return most if len(self.api_keys) < 2 else min(most, max(1, most * 7 // 8))
+
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 

@@ -126,7 +126,8 @@ async def _requests(
 ) -> list[Request]:
     """Make the requests of the prompts. Those without tokens begin as a text does."""
     require_generation(served)
-    most, deadline = by.service.settings.max_streams, by.service.deadline()
+    settings, deadline = by.service.settings, by.service.deadline()
+    most = settings.share_of(settings.max_streams)
     if body.n * len(prompts) > most:
         several = ("prompt", f"a list of {len(prompts)}, with {body.n} texts for each")
         name, got = ("n", body.n) if len(prompts) == 1 else several

@@ -1,7 +1,7 @@
 """Which requests wait, which are read, and how much of them at once. It has no model, clock or thread."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from recurra.checks import sentence
@@ -55,47 +55,92 @@ def _smoothed(old: float, new: float) -> float:
     return new if not old else old + _SMOOTHING * (new - old)
 
 
-class Scheduler:
-    """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's."""
+class Turns:
+    """Owners take turns: the one who was served longest ago is next, however many requests each has."""
 
-    def __init__(self, max_streams: int, max_queue: int, prefixes: PrefixCache | None = None) -> None:
-        self._max_streams, self._max_queue, self.prefixes = max_streams, max_queue, prefixes
-        self._waiting: deque[Request] = deque()
+    def __init__(self) -> None:
+        self._served: dict[str | None, int] = {}
+        self._n_served = 0
+
+    def last(self, owners: Iterable[str | None]) -> int:
+        """Return when those of these owners who have waited longest were served."""
+        return min(self._served.get(owner, 0) for owner in owners)
+
+    def serve(self, owners: Iterable[str | None]) -> None:
+        self._n_served += 1
+        self._served |= dict.fromkeys(owners, self._n_served)
+
+
+class _Limits(NamedTuple):
+    """How many sequences may be read or written, and how many requests may wait: of one owner, or of all."""
+
+    streams: int
+    queue: int
+
+    def require_room(self, n_streams: int, waiting: Collection[Request], request: Request) -> None:
+        needed = n_streams + sum(one.n_sequences for one in waiting) + request.n_sequences
+        if needed > self.streams and len(waiting) >= self.queue:
+            got = f"{len(waiting)} requests that wait"
+            raise QueueFull(sentence("the queue", got, f"at most {self.queue}", "try again later"))
+
+
+class Scheduler:
+    """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's.
+
+    `share_of` gives what one owner may have of the streams, and of the queue.
+    """
+
+    def __init__(
+        self,
+        max_streams: int,
+        max_queue: int,
+        prefixes: PrefixCache | None = None,
+        share_of: Callable[[int], int] = int,  # all
+    ) -> None:
+        self._all = _Limits(max_streams, max_queue)
+        self._each = _Limits(share_of(max_streams), share_of(max_queue))
+        self.prefixes = prefixes
+        self._waiting: dict[str | None, deque[Request]] = {}  # by owner, without empty ones
         self._reading: deque[Request] = deque()
         self._background: deque[Request] = deque(maxlen=_MOST_IN_BACKGROUND)
-        self.n_streams = 0
-        """How many sequences are read or written."""
+        self._streams: Counter[str | None] = Counter()  # sequences that are read or written, by owner
+        self._turns = Turns()
         self.pace = _Pace()
 
     @property
+    def n_streams(self) -> int:
+        """How many sequences are read or written."""
+        return self._streams.total()
+
+    @property
     def n_waiting(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._reading and not self._background
 
     def add(self, request: Request) -> None:
-        """Queue a request that has at most `max_streams` sequences."""
-        needed = self.n_streams + sum(waiting.n_sequences for waiting in self._waiting) + request.n_sequences
-        if needed > self._max_streams and len(self._waiting) >= self._max_queue:
-            got = f"{len(self._waiting)} requests that wait"
-            raise QueueFull(sentence("the queue", got, f"at most {self._max_queue}", "try again later"))
-        self._waiting.append(request)
+        """Queue a request that has at most as many sequences as one owner may have."""
+        own = self._waiting.get(request.owner, ())
+        self._each.require_room(self._streams[request.owner], own, request)
+        self._all.require_room(self.n_streams, [one for line in self._waiting.values() for one in line], request)
+        self._waiting.setdefault(request.owner, deque()).append(request)
 
     def add_background(self, request: Request) -> None:
         self._background.append(request)
 
     def admit(self, is_writing: bool = False) -> Iterator[Request]:
-        """Admit requests in the order of their arrival; yield those that have nothing to read."""
+        """Admit requests, those of an owner in the order of their arrival; yield those that have nothing to read."""
         if self._background and not is_writing and not self._waiting and not self._reading:
-            self._waiting.append(self._background.popleft())
+            self.add(self._background.popleft())
         admitted = [one for one in self._reading if one.waits_for is not None and not one.is_waiting]
         for request in admitted:
             self._reading.remove(request)
-        while self._waiting and self.n_streams + self._waiting[0].n_sequences <= self._max_streams:
-            admitted.append(self._waiting.popleft())
-            self.n_streams += admitted[-1].n_sequences
+        while (request := self._next_waiting()) is not None:
+            self._take_waiting(request)
+            self._streams[request.owner] += request.n_sequences
+            admitted.append(request)
         for request in admitted:
             if self.prefixes is not None and request.takes_prefix:
                 self.prefixes.claim(request)
@@ -104,21 +149,38 @@ class Scheduler:
             else:
                 yield request
 
+    def _next_waiting(self) -> Request | None:
+        """Return the oldest request of the owner with the fewest streams, if there is room for it."""
+        oldest = [line[0] for line in self._waiting.values()]
+        allowed = [one for one in oldest if self._streams[one.owner] + one.n_sequences <= self._each.streams]
+        first = min(allowed, key=lambda one: self._streams[one.owner], default=None)
+        return first if first is not None and self.n_streams + first.n_sequences <= self._all.streams else None
+
+    def _take_waiting(self, request: Request) -> None:
+        line = self._waiting[request.owner]
+        line.remove(request)
+        if not line:
+            del self._waiting[request.owner]
+
     def next_chunk(self, is_writing: bool) -> PrefillChunk | None:
-        """Choose what to read: the request that has waited longest, beside others with at least as much to read."""
+        """Choose what to read: the request that has waited longest, of the owner whose turn it is, beside others with
+        at least as much to read."""
         reading = [request for request in self._reading if not request.is_waiting]
         if not reading:
             return None
-        first, most = reading[0], self.pace.chunk_tokens(is_writing)
+        first = min(reading, key=lambda request: self._turns.last([request.owner]))
+        reading.remove(first)
+        most = self.pace.chunk_tokens(is_writing)
         length = _chunk_length(first.n_next, min(most, _BACKGROUND_CHUNK) if first.is_background else most)
         if length < SHORTEST_CHUNK:
             most = min(most, MOST_VECTORS)  # so that the products are those of one prompt alone
         requests = [first]
-        for request in reading[1:]:
+        for request in reading:
             if (len(requests) + 1) * length > most:
                 break
             if _join(first, request, length):
                 requests.append(request)
+        self._turns.serve(request.owner for request in requests)
         return PrefillChunk(requests, length)
 
     def complete(self, chunk: PrefillChunk) -> list[Request]:
@@ -135,23 +197,25 @@ class Scheduler:
                 done.append(request)
         return done
 
-    def release(self, n_streams: int) -> None:
-        self.n_streams -= n_streams
+    def release(self, owner: str | None, n_streams: int) -> None:
+        self._streams[owner] -= n_streams
 
     def remove(self, request: Request) -> None:
         self._reading.remove(request)
 
     def drop(self, now: float) -> list[tuple[Request, bool]]:
         """Take out requests that were cancelled or are late; the flag says whether they had been admitted."""
-        dropped = []
-        for line, is_admitted in ((self._waiting, False), (self._reading, True)):
-            for request in [request for request in line if request.interruption(now)]:
-                line.remove(request)
-                dropped.append((request, is_admitted))
-        return dropped
+        late = [request for line in self._waiting.values() for request in line if request.interruption(now)]
+        for request in late:
+            self._take_waiting(request)
+        late_reading = [request for request in self._reading if request.interruption(now)]
+        for request in late_reading:
+            self._reading.remove(request)
+        return [(request, False) for request in late] + [(request, True) for request in late_reading]
 
     def drop_all(self) -> list[tuple[Request, bool]]:
-        requests = [(request, False) for request in self._waiting] + [(request, True) for request in self._reading]
+        requests = [(request, False) for line in self._waiting.values() for request in line]
+        requests += [(request, True) for request in self._reading]
         self._waiting.clear()
         self._reading.clear()
         self._background.clear()

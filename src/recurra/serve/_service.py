@@ -33,7 +33,7 @@ class Service:
         self.started = time.time()
         self.store = SessionStore(settings.sessions_file)
         self.prefixes = self._prefix_cache() if settings.prefix_cache_bytes else None
-        limits = {"max_streams": settings.max_streams, "max_queue": settings.max_queue}
+        limits = {"max_streams": settings.max_streams, "max_queue": settings.max_queue, "share_of": settings.share_of}
         self.engine = AsyncEngine(**limits, threads=threads, prefixes=self.prefixes)
         self.sessions = Sessions(self.models, self.engine, self.store, settings)
         self.metrics = _Metrics(self.engine, self.sessions, self.store, self.prefixes)

@@ -1,0 +1,119 @@
+"""One stream of a key, alone and beside hundreds of another key's.
+
+    python -m benchmarks.serve_fairness --others 0 500 3000
+
+The streams of the other key read 200 bytes and write 2,000 each, one after the other; of those that are refused, each
+tries again after a second. The lone stream reads 200 and writes 100, ten times. Other bytes in every prompt keep the
+prefix cache out of it. The model has two layers and reads bytes.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import resource
+import statistics
+import time
+from collections import Counter
+from typing import Any
+
+from benchmarks.serve_load import Heard, ask
+from benchmarks.slow_clients import health
+from recurra.data.tokenizers import ByteEncoder
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.serve._app import run_service
+from recurra.serve._http import ServeSettings
+from recurra.serve._model import ServedModel
+from recurra.serve._service import Service
+from recurra.train._process import keep_large_blocks
+
+PROCESSES = multiprocessing.get_context("spawn")
+LONE, BUSY = "the lone key", "the busy key"
+
+
+def serve(port: int) -> None:
+    keep_large_blocks()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    tokenizer = ByteEncoder()
+    model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 2, 64, 64)).eval()
+    settings = ServeSettings(port=port, api_keys=(LONE, BUSY))
+    run_service(Service([ServedModel("bytes", model, tokenizer, weights="float32")], settings, threads=1))
+
+
+def body(chance: random.Random, n_tokens: int) -> dict[str, Any]:
+    prompt = "".join(chance.choices("abcdefgh ", k=200))
+    return {"model": "bytes", "prompt": prompt, "max_tokens": n_tokens, "logit_bias": {"0": -100}, "stream": True}
+
+
+async def busy(port: int, number: int) -> None:
+    chance = random.Random(number)
+    while True:
+        try:
+            if (await ask(port, "/v1/completions", body(chance, 2000), BUSY)).status != 200:
+                await asyncio.sleep(1)
+        except (ConnectionError, IndexError):
+            await asyncio.sleep(1)
+
+
+async def lone(port: int, requests: int) -> list[Heard]:
+    chance, heard = random.Random(-1), []
+    for _ in range(requests):
+        try:
+            heard.append(await asyncio.wait_for(ask(port, "/v1/completions", body(chance, 100), LONE), 60))
+        except (asyncio.TimeoutError, ConnectionError, IndexError):
+            heard.append(Heard(time.perf_counter()))
+    return heard
+
+
+def load(port: int, others: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+    async def everything() -> None:
+        await asyncio.gather(*(busy(port, number) for number in range(others)))
+
+    asyncio.run(everything())
+
+
+def measure(port: int, others: int, requests: int) -> dict[str, Any]:
+    loading = PROCESSES.Process(target=load, args=(port, others))
+    if others:
+        loading.start()
+        time.sleep(15)
+    heard = asyncio.run(lone(port, requests))
+    if others:
+        loading.kill()
+        loading.join()
+    first = [1e3 * (one.tokens[0] - one.sent) for one in heard if one.tokens] or [float("nan")]
+    gaps = [1e3 * (b - a) for one in heard for a, b in zip(one.tokens, one.tokens[1:])] or [float("nan")]
+    return {
+        "others": others,
+        "statuses": dict(Counter(one.status for one in heard)),
+        "first ms": [round(statistics.median(first)), round(max(first))],
+        "between ms": [round(statistics.mean(gaps), 1), round(max(gaps))],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--others", type=int, nargs="+", default=[0, 500, 3000], help="(default: 0 500 3000)")
+    parser.add_argument("--requests", type=int, default=10, help="of the lone stream (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8767, help="(default: %(default)s)")
+    arguments = parser.parse_args()
+    server = PROCESSES.Process(target=serve, args=(arguments.port,))
+    server.start()
+    try:
+        while server.is_alive():
+            try:
+                health(arguments.port)
+                break
+            except OSError:
+                time.sleep(0.1)
+        for others in arguments.others:
+            print(measure(arguments.port, others, arguments.requests), flush=True)
+    finally:
+        server.terminate()
+        server.join()
+
+
+if __name__ == "__main__":
+    main()
