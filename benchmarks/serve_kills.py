@@ -2,10 +2,11 @@
 
     python -m benchmarks.serve_kills --kills 50
 
-Sessions talk to a server of a small model, each one turn after the other, and note what they were told. At a random
-moment the server is killed. A new one on the same file, in this process, must have every session as its client last saw
-it, with or without the turn that was in flight, whole, and must continue it as a stream does that reads the same text
-anew. The moment is so many turns after the start, and a few milliseconds.
+Clients talk to a server of a small model, each one request after the other: they open, feed, continue, fork, rewind and
+close sessions, and note what they were told. At a random moment the server is killed. A new one on the same file, in
+this process, must have every session as its client last saw it, with or without the request that was in flight, whole,
+and no others, and must continue it as a stream does that reads the same text anew. The moment is so many requests after
+the start, and a few milliseconds.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from recurra.serve._service import Service
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
-VOCABULARY, SESSIONS = 50, 8
+VOCABULARY, CLIENTS, MOST_SESSIONS = 50, 8, 4
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -55,14 +56,50 @@ def serve(sessions_file: str, port_file: str) -> None:
 
 
 @dataclass
-class Talk:
-    """A session as its client knows it."""
+class Change:
+    """What a request makes of a session: these tokens and a number of others, or nothing."""
 
     name: str
-    tokens: list[int] = field(default_factory=list)
-    turns: int = 0
-    in_flight: list[int] | None = None
-    """Tokens of the turn that is not over, as far as they were told; None if there is none."""
+    tokens: list[int] | None
+    n_more: int = 0
+
+    def fits(self, tokens: list[int] | None) -> bool:
+        if self.tokens is None or tokens is None:
+            return self.tokens is tokens
+        n = len(self.tokens)
+        return tokens[:n] == self.tokens and len(tokens) == n + self.n_more
+
+
+@dataclass
+class Talk:
+    """A client, and the tokens of its sessions as it knows them."""
+
+    name: str
+    sessions: dict[str, list[int]] = field(default_factory=dict)
+    requests: int = 0
+    in_flight: Change | None = None
+
+    def next_request(self, chance: random.Random) -> tuple[str, str, dict[str, Any] | None, Change]:
+        """Return a request's method, path and body, and what it changes."""
+        new, may_open = f"{self.name}.{self.requests}", len(self.sessions) < MOST_SESSIONS
+        kind = chance.choice(["feed", "generate", "rewind", "close", *(["open", "fork"] * may_open)])
+        if kind == "open" or not self.sessions:
+            return "POST", "", {"name": new}, Change(new, [])
+        name = chance.choice(list(self.sessions))
+        before, path = self.sessions[name], f"/{name}/{kind}"
+        position = chance.randint(0, len(before))
+        tokens = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 30))]
+        n = chance.randint(1, 30)
+        if kind == "close":
+            return "DELETE", f"/{name}", None, Change(name, None)
+        if kind == "rewind":
+            return "POST", path, {"position": position}, Change(name, before[:position])
+        if kind == "fork":
+            return "POST", path, {"position": position, "name": new}, Change(new, before[:position])
+        if kind == "feed":
+            return "POST", path, {"tokens": tokens}, Change(name, before + tokens)
+        body = {"tokens": tokens, "max_tokens": n, "stream": False}
+        return "POST", path, body, Change(name, before + tokens, n)
 
 
 class Killed:
@@ -94,21 +131,19 @@ class Killed:
         self.process.join()
 
 
-async def talk(client: httpx.AsyncClient, session: Talk, chance: random.Random) -> None:
-    """One turn after the other until the server is gone."""
+async def talk(client: httpx.AsyncClient, one: Talk, chance: random.Random) -> None:
+    """One request after the other until the server is gone."""
     try:
         while True:
-            tokens = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 30))]
-            session.in_flight = []
-            path = f"/v1/sessions/{session.name}/"
-            if chance.random() < 0.5:
-                answer = await client.post(path + "feed", json={"tokens": tokens})
+            method, path, body, change = one.next_request(chance)
+            one.in_flight = change
+            answer = (await client.request(method, f"/v1/sessions{path}", json=body)).raise_for_status().json()
+            if change.tokens is None:
+                del one.sessions[change.name]
             else:
-                body = {"tokens": tokens, "max_tokens": chance.randint(1, 30), "stream": False}
-                answer = await client.post(path + "generate", json=body)
-            answer.raise_for_status()
-            session.tokens += [token["id"] for token in answer.json()["tokens"]]
-            session.turns, session.in_flight = session.turns + 1, None
+                told = answer.get("tokens", ())
+                one.sessions[change.name] = change.tokens + [item["id"] for item in told if item["from"] == "written"]
+            one.requests, one.in_flight = one.requests + 1, None
     except httpx.TransportError:
         return
 
@@ -117,13 +152,9 @@ async def one_kill(folder: Path, talks: list[Talk], chance: random.Random) -> di
     """Start, talk, kill, start again, compare."""
     server = Killed(folder)
     async with await server.client() as client:
-        for session in talks:
-            if (await client.get(f"/v1/sessions/{session.name}")).status_code == 404:
-                assert not session.tokens, f"{session.name} is lost"
-                (await client.post("/v1/sessions", json={"name": session.name})).raise_for_status()
-        tasks = [asyncio.create_task(talk(client, session, chance)) for session in talks]
-        until = sum(session.turns for session in talks) + chance.randint(1, 40)
-        while sum(session.turns for session in talks) < until and not all(task.done() for task in tasks):
+        tasks = [asyncio.create_task(talk(client, one, chance)) for one in talks]
+        until = sum(one.requests for one in talks) + chance.randint(1, 60)
+        while sum(one.requests for one in talks) < until and not any(task.done() for task in tasks):
             await asyncio.sleep(0.001)
         await asyncio.sleep(chance.uniform(0, 0.05))
         server.kill()
@@ -133,42 +164,58 @@ async def one_kill(folder: Path, talks: list[Talk], chance: random.Random) -> di
 
 async def compared(folder: Path, talks: list[Talk]) -> dict[str, int]:
     """Open the file again, here, and compare its sessions with what their clients know."""
-    found = {"as last seen": 0, "with the turn in flight": 0}
+    found = {"sessions": 0, "requests in flight": 0, "of these done": 0}
     service, model = service_of(folder / "sessions.sqlite"), small_model()
     service.engine.start()
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        for session in talks:
-            answer = await client.get(f"/v1/sessions/{session.name}/transcript")
-            answer.raise_for_status()
-            tokens = [token["id"] for token in answer.json()["tokens"]]
-            same = tokens == session.tokens
-            one_more = session.in_flight is not None and tokens[: len(session.tokens)] == session.tokens
-            assert same or one_more, f"{session.name} has {len(tokens)} tokens, and its client {len(session.tokens)}"
-            found["as last seen" if same else "with the turn in flight"] += 1
-            if tokens:
-                body: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "stream": False}
-                answer = await client.post(f"/v1/sessions/{session.name}/generate", json=body)
-                written = [token["id"] for token in answer.json()["tokens"]]
-                stream = Stream(model)
-                stream.feed(tokens)
-                right = list(stream.generate(3, sampling=SamplingConfig(temperature=0.0)))
-                assert written == right, f"{session.name} continues as another text"
-                tokens += written
-            session.tokens, session.in_flight = tokens, None
+        for one in talks:
+            if (change := one.in_flight) is not None:
+                found["requests in flight"] += 1
+                tokens = await kept_tokens(client, change.name)
+                if tokens != one.sessions.get(change.name):
+                    assert change.fits(tokens), f"{change.name} is half changed"
+                    found["of these done"] += 1
+                    one.sessions.pop(change.name, None)
+                    one.sessions |= {} if tokens is None else {change.name: tokens}
+            for name, tokens in one.sessions.items():
+                assert await kept_tokens(client, name) == tokens, f"{name} is not as its client saw it"
+                if tokens:
+                    tokens += await continued(client, name, tokens, model)
+            one.in_flight, one.requests = None, one.requests + 1  # so that names are new
+        infos = (await client.get("/v1/sessions", params={"limit": 1000})).raise_for_status().json()["data"]
     await service.stop()
-    return found
+    known = sorted(name for one in talks for name in one.sessions)
+    assert sorted(info["id"] for info in infos) == known, "there are other sessions"
+    return found | {"sessions": len(known)}
+
+
+async def kept_tokens(client: httpx.AsyncClient, name: str) -> list[int] | None:
+    answer = await client.get(f"/v1/sessions/{name}/transcript")
+    return None if answer.status_code == 404 else [token["id"] for token in answer.raise_for_status().json()["tokens"]]
+
+
+async def continued(client: httpx.AsyncClient, name: str, tokens: list[int], model: LanguageModel) -> list[int]:
+    """Let a session write three tokens, which must be those of a stream that reads its text anew."""
+    body = {"max_tokens": 3, "temperature": 0, "stream": False}
+    answer = (await client.post(f"/v1/sessions/{name}/generate", json=body)).raise_for_status()
+    written = [token["id"] for token in answer.json()["tokens"]]
+    stream = Stream(model)
+    stream.feed(tokens)
+    right = list(stream.generate(3, sampling=SamplingConfig(temperature=0.0)))
+    assert written == right, f"{name} continues as another text"
+    return written
 
 
 def run(folder: Path, kills: int, seed: int = 0, tells: bool = False) -> dict[str, int]:
     """Kill a server so many times; give what was found. Raises AssertionError if a session is not as it must be."""
-    chance, total = random.Random(seed), {"kills": 0, "turns": 0}
-    talks = [Talk(f"s{number}") for number in range(SESSIONS)]
+    chance, total = random.Random(seed), {"kills": 0, "requests": 0}
+    talks = [Talk(f"s{number}") for number in range(CLIENTS)]
     for _ in range(kills):
         for name, count in asyncio.run(one_kill(folder, talks, chance)).items():
             total[name] = total.get(name, 0) + count
         total["kills"] += 1
-        total["turns"] = sum(session.turns for session in talks)
+        total["requests"] = sum(one.requests for one in talks) - CLIENTS * total["kills"]
         if tells:
             print(total, flush=True)
     return total
