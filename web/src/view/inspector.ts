@@ -25,7 +25,7 @@ export class Inspector {
     const share = step.logprob === null ? "" : `, probability ${percent(step.logprob)}`;
     const title = surprise === null ? "the first token, which nothing predicts" : `${surprise.toFixed(1)} bits of surprise${share}`;
     this.element.replaceChildren(
-      h("p", {}, h("strong", {}, visible(step.text)), ` ${title}`),
+      h("p", {}, h("bdi", {}, h("strong", {}, visible(step.text))), ` ${title}`),
       ...(step.alternatives.length ? [this.expected(step.alternatives, step.id)] : []),
       h(
         "p",

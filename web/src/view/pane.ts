@@ -64,7 +64,7 @@ export class PaneView {
       "header",
       { class: "pane-header" },
       h("span", { class: "letter", "aria-hidden": "true" }, pane.letter),
-      h("h2", {}, pane.model.name, h("small", {}, origin)),
+      h("h2", {}, h("bdi", {}, pane.model.name), h("small", {}, origin)),
       pane.model.task.kind === "text" && this.go,
       h("button", { type: "button", class: "quiet", title: "A twin that continues from here (F)", click: () => void this.fork() }, "Fork"),
       this.models.options.length > 2 && this.models,
