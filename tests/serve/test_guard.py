@@ -123,6 +123,15 @@ def test_the_bodies_of_all_requests_are_bounded_and_released(serving, connect):
     assert running.client().post("/v1/sessions", json={"name": "a"}).status_code == 201
 
 
+def test_the_bodies_of_a_key_leave_room_for_those_of_another(serving, connect):
+    running = serving(api_keys=(*KEYS, "second-key-0123"), max_body_bytes=1000, bodies_bytes=2000)
+    sent = post("/v1/sessions", 1000, b" " * 999, f"Authorization: Bearer {KEYS[0]}")
+    (refused,), _, _ = select.select([connect(running, sent) for _ in range(2)], [], [], 20)
+    assert b"503" in received(refused).partition(b"\r\n")[0]
+    client = running.client(authorization="Bearer second-key-0123")
+    assert client.post("/v1/sessions", json={"name": "a" * 64}).status_code == 201
+
+
 def test_the_oldest_idle_connection_makes_room(serving, connect):
     running = serving(max_connections=8)
     half = [connect(running, HALF) for _ in range(20)]
