@@ -2,9 +2,9 @@
 
     python -m benchmarks.serve_fairness --others 0 500 3000
 
-The streams of the other key read 200 bytes and write 2,000 each, one after the other; of those that are refused, each
-tries again after a second. The lone stream reads 200 and writes 100, ten times. Other bytes in every prompt keep the
-prefix cache out of it. The model has two layers and reads bytes.
+The streams of the other key read 200 bytes and write 20,000 each, one after the other; those that are refused try again
+after a second. Once they are there, the lone stream reads 200 and writes 100, ten times. Every prompt has other bytes,
+to keep the prefix cache out of it. The model has two layers and reads bytes.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import random
 import resource
 import statistics
 import time
+import urllib.request
 from collections import Counter
 from typing import Any
 
@@ -49,7 +50,7 @@ async def busy(port: int, number: int) -> None:
     chance = random.Random(number)
     while True:
         try:
-            if (await ask(port, "/v1/completions", body(chance, 2000), BUSY)).status != 200:
+            if (await ask(port, "/v1/completions", body(chance, 20_000), BUSY)).status != 200:
                 await asyncio.sleep(1)
         except (ConnectionError, IndexError):
             await asyncio.sleep(1)
@@ -65,6 +66,14 @@ async def lone(port: int, requests: int) -> list[Heard]:
     return heard
 
 
+def n_streams(port: int) -> float:
+    """How many streams the server reads or writes."""
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {LONE}"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("recurra_streams "))
+
+
 def load(port: int, others: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 
@@ -78,7 +87,8 @@ def measure(port: int, others: int, requests: int) -> dict[str, Any]:
     loading = PROCESSES.Process(target=load, args=(port, others))
     if others:
         loading.start()
-        time.sleep(15)
+        while n_streams(port) < min(others, 800):
+            time.sleep(1)
     heard = asyncio.run(lone(port, requests))
     if others:
         loading.kill()
