@@ -2,9 +2,10 @@
 
     python -m benchmarks.serve_fairness --others 0 500 3000
 
-The streams of the other key read 200 bytes and write 20,000 each, one after the other; those that are refused try again
-after a second. Once they are there, the lone stream reads 200 and writes 100, ten times. Every prompt has other bytes,
-to keep the prefix cache out of it. The model has two layers and reads bytes.
+The streams of the other key read 10 bytes and write 20,000 each, one after the other; those that are refused try
+again after a second. Once they write, the lone stream reads 200 bytes and writes 100, ten times. Every prompt has
+other bytes, to keep the prefix cache out of it. The model has two layers and reads bytes. The server's processor time
+for each token of the lone stream says how many steps it waits, whatever else the machine does.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 from benchmarks.serve_load import Heard, ask
 from benchmarks.slow_clients import health
+from benchmarks.soak import cpu_seconds
 from recurra.data.tokenizers import ByteEncoder
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._app import run_service
@@ -41,8 +43,8 @@ def serve(port: int) -> None:
     run_service(Service([ServedModel("bytes", model, tokenizer, weights="float32")], settings, threads=1))
 
 
-def body(chance: random.Random, n_tokens: int) -> dict[str, Any]:
-    prompt = "".join(chance.choices("abcdefgh ", k=200))
+def body(chance: random.Random, n_bytes: int, n_tokens: int) -> dict[str, Any]:
+    prompt = "".join(chance.choices("abcdefgh ", k=n_bytes))
     return {"model": "bytes", "prompt": prompt, "max_tokens": n_tokens, "logit_bias": {"0": -100}, "stream": True}
 
 
@@ -50,7 +52,7 @@ async def busy(port: int, number: int) -> None:
     chance = random.Random(number)
     while True:
         try:
-            if (await ask(port, "/v1/completions", body(chance, 20_000), BUSY)).status != 200:
+            if (await ask(port, "/v1/completions", body(chance, 10, 20_000), BUSY)).status != 200:
                 await asyncio.sleep(1)
         except (ConnectionError, IndexError):
             await asyncio.sleep(1)
@@ -60,18 +62,18 @@ async def lone(port: int, requests: int) -> list[Heard]:
     chance, heard = random.Random(-1), []
     for _ in range(requests):
         try:
-            heard.append(await asyncio.wait_for(ask(port, "/v1/completions", body(chance, 100), LONE), 60))
+            heard.append(await asyncio.wait_for(ask(port, "/v1/completions", body(chance, 200, 100), LONE), 60))
         except (asyncio.TimeoutError, ConnectionError, IndexError):
             heard.append(Heard(time.perf_counter()))
     return heard
 
 
-def n_streams(port: int) -> float:
-    """How many streams the server reads or writes."""
+def n_writing(port: int) -> float:
+    """How many streams have got a first token since the server started."""
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {LONE}"})
     with urllib.request.urlopen(asked, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("recurra_streams "))
+    return next(float(line.split()[1]) for line in lines if line.startswith("recurra_first_token_seconds_count "))
 
 
 def load(port: int, others: int) -> None:
@@ -83,23 +85,28 @@ def load(port: int, others: int) -> None:
     asyncio.run(everything())
 
 
-def measure(port: int, others: int, requests: int) -> dict[str, Any]:
+def measure(port: int, pid: int, others: int, requests: int) -> dict[str, Any]:
     loading = PROCESSES.Process(target=load, args=(port, others))
+    before = n_writing(port)
     if others:
         loading.start()
-        while n_streams(port) < min(others, 800):
+        while n_writing(port) - before < min(others, 800):
             time.sleep(1)
+    start = cpu_seconds(pid)
     heard = asyncio.run(lone(port, requests))
+    seconds = cpu_seconds(pid) - start
     if others:
         loading.kill()
         loading.join()
-    first = [1e3 * (one.tokens[0] - one.sent) for one in heard if one.tokens] or [float("nan")]
-    gaps = [1e3 * (b - a) for one in heard for a, b in zip(one.tokens, one.tokens[1:])] or [float("nan")]
-    return {
-        "others": others,
-        "statuses": dict(Counter(one.status for one in heard)),
+    figures = {"others": others, "statuses": dict(Counter(one.status for one in heard))}
+    first = [1e3 * (one.tokens[0] - one.sent) for one in heard if one.tokens]
+    if not first:
+        return figures
+    gaps = [1e3 * (b - a) for one in heard for a, b in zip(one.tokens, one.tokens[1:])]
+    return figures | {
         "first ms": [round(statistics.median(first)), round(max(first))],
         "between ms": [round(statistics.mean(gaps), 1), round(max(gaps))],
+        "processor ms per token": round(1e3 * seconds / sum(len(one.tokens) for one in heard), 1),
     }
 
 
@@ -111,6 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     server = PROCESSES.Process(target=serve, args=(arguments.port,))
     server.start()
+    assert server.pid is not None
     try:
         while server.is_alive():
             try:
@@ -119,7 +127,7 @@ def main() -> None:
             except OSError:
                 time.sleep(0.1)
         for others in arguments.others:
-            print(measure(arguments.port, others, arguments.requests), flush=True)
+            print(measure(arguments.port, server.pid, others, arguments.requests), flush=True)
     finally:
         server.terminate()
         server.join()

@@ -148,7 +148,7 @@ async def soak(port: int, pid: int, sessions_file: Path, arguments: argparse.Nam
             done, _ = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            line = {"minute": minute, **server_figures(pid, sessions_file), **heard.times()}
+            line: dict[str, Any] = {"minute": minute, **server_figures(pid, sessions_file), **heard.times()}
             line |= {"processor %": round((cpu_seconds(pid) - before) / 0.6, 1), "tokens": len(heard.intervals)}
             line |= {"sessions": sum(len(client.sessions) for client in clients), "statuses": dict(heard.statuses)}
             lines.append(line)

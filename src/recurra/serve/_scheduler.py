@@ -137,10 +137,10 @@ class Scheduler:
         admitted = [one for one in self._reading if one.waits_for is not None and not one.is_waiting]
         for request in admitted:
             self._reading.remove(request)
-        while (request := self._next_waiting()) is not None:
-            self._take_waiting(request)
-            self._streams[request.owner] += request.n_sequences
-            admitted.append(request)
+        while (oldest := self._next_waiting()) is not None:
+            self._take_waiting(oldest)
+            self._streams[oldest.owner] += oldest.n_sequences
+            admitted.append(oldest)
         for request in admitted:
             if self.prefixes is not None and request.takes_prefix:
                 self.prefixes.claim(request)
