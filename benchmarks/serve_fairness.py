@@ -21,13 +21,9 @@ from typing import Any
 
 from benchmarks.serve_load import Heard, ask
 from benchmarks.slow_clients import health
-from benchmarks.soak import cpu_seconds
-from recurra.data.tokenizers import ByteEncoder
-from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from benchmarks.soak import byte_models, cpu_seconds
 from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import ServedModel
-from recurra.serve._service import Service
 from recurra.train._process import keep_large_blocks
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -37,10 +33,8 @@ LONE, BUSY = "the lone key", "the busy key"
 def serve(port: int) -> None:
     keep_large_blocks()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    tokenizer = ByteEncoder()
-    model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 2, 64, 64)).eval()
     settings = ServeSettings(port=port, api_keys=(LONE, BUSY))
-    run_service(Service([ServedModel("bytes", model, tokenizer, weights="float32")], settings, threads=1))
+    run_service(byte_models, settings, threads=1)
 
 
 def body(chance: random.Random, n_bytes: int, n_tokens: int) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
-from recurra.serve._service import Service
 from recurra.train._process import keep_large_blocks
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -38,13 +37,17 @@ MOST_SESSIONS = 8
 """Sessions of one client."""
 
 
-def serve(port: int, sessions_file: Path) -> None:
-    keep_large_blocks()
+def byte_models() -> list[ServedModel]:
     tokenizer = ByteEncoder()
     model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 2, 64, 64)).eval()
+    return [ServedModel("bytes", model, tokenizer, weights="float32")]
+
+
+def serve(port: int, sessions_file: Path) -> None:
+    keep_large_blocks()
     caches = {"prefix_cache_bytes": 4 * 2**20, "checkpoint_bytes": 4 * 2**20, "max_resident_sessions": 128}
     settings = ServeSettings(port=port, sessions_file=sessions_file, max_tokens=2000, **caches)  # type: ignore[arg-type]
-    run_service(Service([ServedModel("bytes", model, tokenizer, weights="float32")], settings, threads=1))
+    run_service(byte_models, settings, threads=1)
 
 
 class Heard:
