@@ -145,6 +145,7 @@ def test_a_server_page_shows_markup_as_text(page, address):
     require_no_script_runs(page)
 
 
+@pytest.mark.slow
 @pytest.mark.compile  # torch.export makes symbols of sizes, which the shape checks refuse
 def test_a_static_page_shows_markup_as_text(page, hostile, shared, static_host):
     for package in ("onnx", "onnxscript", "onnxruntime", "transformers"):
