@@ -291,7 +291,8 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
     starts_path = path.with_suffix(DOCUMENTS_SUFFIX)
     for target, array in ((starts_path, documents), (path, tokens)):
         with replacing(target) as file:
-            np.lib.format.write_array(file, array, version=(1, 0))
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+            file.write(array.data)  # NumPy's own write loses the last bytes on a full disk without a word
     entry = {"name": path.name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
     digests = {"digest": file_sha256(path), "documents_digest": file_sha256(starts_path)}
     made_from = {"from": unit.origin, "fingerprint": fingerprint}
