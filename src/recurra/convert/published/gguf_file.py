@@ -165,6 +165,13 @@ def _values(tensor: gguf.ReaderTensor, shape: torch.Size, path: Path) -> Tensor:
 # --- writing ---
 
 
+class _Array(np.ndarray):
+    """An array whose `tofile`, which the package calls, raises on a full disk: NumPy's may lose the last bytes."""
+
+    def tofile(self, file: Any) -> None:  # type: ignore[override]
+        file.write(self.tobytes())
+
+
 def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16") -> None:
     """Write a language model as a GGUF file, with its tokenizer.
 
@@ -193,7 +200,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         for name, other in _names(kind, weights).items():
             values = _laid_out(weights[name].float(), name, entries).numpy()
             stored = _stored(other, values, GGMLQuantizationType[dtype.upper()])
-            writer.add_tensor(other, gguf.quantize(values, stored), raw_dtype=stored)
+            writer.add_tensor(other, gguf.quantize(values, stored).view(_Array), raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
