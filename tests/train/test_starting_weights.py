@@ -4,6 +4,7 @@ from tests.train.payloads import payload
 from torch import nn
 
 from recurra.train.checkpoint import _save_checkpoint
+from recurra.train.experiment import Experiment
 from recurra.video._published import start_from
 from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
 from recurra.video.pi_vit import PIViT, PIViTConfig
@@ -144,3 +145,8 @@ def test_pi_vit_counts_as_a_timesformer_and_keeps_its_own_modules(tmp_path):
         assert torch.equal(target(clip())[0], source(clip())[0])
     assert torch.equal(fresh.joint_induction.narrow.weight, own)
     start_from(crvit(5), saved(trained, tmp_path / "best.safetensors"))
+
+
+def test_a_task_without_such_weights_says_so():
+    with pytest.raises(ValueError, match="init_from is here; expected null: runs of memory-horizon start from fresh"):
+        Experiment(experiment="memory-horizon", init_from="here").load_initial_weights(nn.Identity())

@@ -80,8 +80,11 @@ class Task:
         raise ValueError(sentence("experiment", experiment.experiment, "one over text", "--vocabulary is for these"))
 
     def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
-        """Load the weights of `init_from` into a fresh model for `data`, and return a line on them."""
-        raise NotImplementedError
+        """Load the weights of `init_from` into a fresh model for `data`, and return a line on them.
+
+        Raises ValueError if the task has no such weights.
+        """
+        raise ValueError(sentence("init_from", path, f"null: runs of {self.name} start from fresh weights"))
 
     def save_extras(self, opened: Any, folder: RunFolder) -> None:
         """Write what tells what a model's inputs or classes mean: a tokenizer, the names of the classes.
