@@ -30,8 +30,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     removed. Missing folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not the tempfile module: only the owner can read its files, and a cache may be shared.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # `leftovers` knows the form
+    temporary = _temporary_of(path)
     try:
         with temporary.open("xb") as file:
             yield file
@@ -45,6 +44,70 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(path)) from error  # of the same class, which errno decides
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_files(contents: dict[Path, bytes]) -> None:
+    """Write several files, each whole or not at all: they take their places, in this order, once all are written.
+
+    The last one is the one without which the others are not read. It is removed before they change, so that a process
+    killed in between leaves nothing that is taken for whole. Raises OSError.
+    """
+    temporaries = {path: _temporary_of(path) for path in contents}
+    try:
+        for path, temporary in temporaries.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with naming(path), temporary.open("xb") as file:
+                file.write(contents[path])
+                file.flush()
+                os.fsync(file.fileno())
+        path.unlink(missing_ok=True)
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+        for folder in {path.parent for path in contents}:
+            with naming(folder):
+                sync_folder(folder)
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _temporary_of(path: Path) -> Path:
+    # Not the tempfile module: only the owner can read its files, and a cache may be shared.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # `leftovers` knows the form
+
+
+@contextmanager
+def put_in_place(target: Path) -> Iterator[Path]:
+    """Yield a path for a file or a folder, which takes the place of `target` when the block ends without an error.
+
+    Of a folder that is there already, files are replaced one by one, and others stay. Its config, without which the
+    others are not read, is removed first and comes last. On an error nothing of the new one is left.
+    """
+    scratch = _temporary_of(target / "new" if target.is_dir() else target)  # on the same disk
+    try:
+        yield scratch
+        if scratch.is_file() or not target.exists():
+            scratch.replace(target)
+            return
+        files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
+        places = {file: target / file.relative_to(scratch) for file in sorted(files, key=_is_config)}
+        for file in filter(_is_config, files):
+            places[file].unlink(missing_ok=True)
+        for file, place in places.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(place)
+        sync_folder(target)
+    except OSError as error:
+        if error.errno is None:
+            raise type(error)(str(error).replace(str(scratch), str(target))) from error
+        named = str(error.filename or target).replace(str(scratch), str(target))
+        raise OSError(error.errno, error.strerror, named) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True) if scratch.is_dir() else scratch.unlink(missing_ok=True)
+
+
+def _is_config(path: Path) -> bool:
+    return path.stem == "config"
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
@@ -90,7 +153,7 @@ def discard(path: Path) -> None:
         return
     nameless = path
     if not _TEMPORARY.fullmatch(path.name):
-        nameless = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        nameless = _temporary_of(path)
         path.rename(nameless)
     shutil.rmtree(nameless, ignore_errors=True)
 

@@ -9,8 +9,6 @@ gguf          a file that llama.cpp reads
 
 import json
 import math
-import secrets
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -21,7 +19,7 @@ import yaml
 
 from recurra import convert
 from recurra._files.digests import STAMP
-from recurra._files.writing import replacing
+from recurra._files.writing import put_in_place, replace_files, replacing
 from recurra.checks import require, require_literal, sentence
 from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
@@ -97,8 +95,7 @@ def convert_model(
     require_literal(Format, to=to)
     portable = _read_model(source, checkpoint=checkpoint, overrides=overrides)
     occupied = _require_free(to, target, force)
-    scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    try:
+    with put_in_place(target) as scratch:
         if to == "run":
             _save_run(portable, scratch, target=target, source=source)
         else:
@@ -112,9 +109,6 @@ def convert_model(
         if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
             got = "that of another model, and the new one has none"
             raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
-        _put(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True) if scratch.is_dir() else scratch.unlink(missing_ok=True)
     # Files that were there before may be read together with the new ones.
     if occupied and target.is_dir():
         difference = _require_same(portable, _read_model(target), target, "files that were there before remain")
@@ -183,16 +177,6 @@ def _require_free(to: str, target: Path, force: bool) -> bool:
         what = "exists" if target.is_file() else "is not empty"
         raise FileExistsError(sentence("target", f"{target}, which {what}", "another name", "--force overwrites it"))
     return occupied
-
-
-def _put(scratch: Path, target: Path) -> None:
-    if scratch.is_file() or not target.exists():
-        scratch.replace(target)
-        return
-    for file in sorted(path for path in scratch.rglob("*") if path.is_file()):
-        place = target / file.relative_to(scratch)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(place)
 
 
 def _huggingface() -> Any:
@@ -310,10 +294,8 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
     if int8:
         content = onnx_file.to_int8(content)
         int8_difference = onnx_file.largest_difference(model, OnnxModel(content.SerializeToString()))
-    written = content.SerializeToString(), tokenizer.encode(), Path(run_file.__file__).read_bytes()
-    for file, data in zip(files, written):
-        with replacing(file) as opened:
-            opened.write(data)
+    written = onnx_file.sealed(content.SerializeToString()), tokenizer.encode(), Path(run_file.__file__).read_bytes()
+    replace_files(dict(zip(reversed(files), reversed(written))))
     return OnnxExport(files, difference, int8_difference)
 
 
@@ -362,11 +344,15 @@ def export_web(
         models.append(described)
         differences.append(difference)
     # last: a page without it says that the folder is not complete
-    files["engine.json"] = json.dumps({"engine": "local", "webgpu": webgpu, "models": models}, indent=1).encode()
-    for name, content in files.items():
-        with replacing(folder / name) as file:
-            file.write(content)
+    files["engine.json"] = engine_file({"engine": "local", "webgpu": webgpu, "models": models})
+    replace_files({folder / name: content for name, content in files.items()})
     return WebExport({name: len(content) for name, content in files.items()}, max(differences))
+
+
+def engine_file(content: dict[str, Any]) -> bytes:
+    """Write engine.json with the digest of its text, in which that is empty, as the page computes it."""
+    text = json.dumps({**content, STAMP: ""}, indent=1)
+    return text.replace(f'"{STAMP}": ""', f'"{STAMP}": "{sha256(text.encode()).hexdigest()}"').encode()
 
 
 def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict[str, bytes], float]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
@@ -17,7 +18,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 
 from recurra._files.digests import MANIFEST, read_manifest, write_manifest
+from recurra._files.reading import one_line
 from recurra._files.weights import require_finite
+from recurra._files.writing import naming
 from recurra.checks import require, require_shape, sentence
 from recurra.convert.huggingface.configuration import (
     CONFIGS,
@@ -80,9 +83,13 @@ class RecurraPreTrainedModel(PreTrainedModel):
         self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
         """Write a folder as transformers does, and the digests of its files in manifest.json; arguments as there."""
-        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
+        folder = Path(save_directory)
+        try:
+            with naming(folder):
+                super().save_pretrained(save_directory, is_main_process, *arguments, **options)
+        except SafetensorError as error:  # also of a full disk
+            raise OSError(sentence(str(folder), f"not written ({one_line(error)})", "a folder with room")) from error
         if is_main_process:
-            folder = Path(save_directory)
             try:
                 about = read_manifest(folder)
             except ValueError:  # a damaged one is replaced, as transformers replaces the other files

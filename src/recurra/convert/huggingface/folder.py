@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from recurra._files.digests import write_manifest
 from recurra._files.reading import read_text
+from recurra._files.writing import put_in_place
 from recurra.checks import kind_of, sentence
 from recurra.convert.huggingface.configuration import MODEL_FILES, TOKENIZER_FILES, RecurraConfig, require_sound
 from recurra.convert.huggingface.modeling import MODELS, causal_lm
@@ -159,17 +160,19 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
     tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and manifest.json, from which `recurra
     convert` rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
+
+    Raises OSError; what was in the folder then still is.
     """
     model = causal_lm(portable.model)
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
     if portable.tokenizer is not None:
         model.generation_config.bos_token_id = text_start(portable.tokenizer)
-    with _quietly():
-        model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    about = {"experiment": portable.experiment, "step": portable.step}
-    write_manifest(folder, about, (*MODEL_FILES, *TOKENIZER_FILES))
+    with put_in_place(folder) as scratch, _quietly():
+        model.save_pretrained(scratch)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+        about = {"experiment": portable.experiment, "step": portable.step}
+        write_manifest(scratch, about, (*MODEL_FILES, *TOKENIZER_FILES))
 
 
 def load_folder(folder: Path) -> PortableModel:

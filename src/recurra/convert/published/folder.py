@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recurra._files.reading import read_json
 from recurra._files.weights import shape_difference
-from recurra._files.writing import replacing
+from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
 from recurra.convert.published._hybrids import QWEN3_NEXT, RECURRENT_GEMMA
@@ -168,13 +168,11 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
         "model_type": architecture.model_type,
         "dtype": str(next(portable.model.parameters()).dtype).removeprefix("torch."),
     }
-    with replacing(folder / "config.json") as file:
-        file.write(json.dumps(entries, indent=2).encode())
-    with replacing(folder / "model.safetensors") as file:
-        file.write(save(weights, {"format": "pt"}))
+    files = {"model.safetensors": save(weights, {"format": "pt"})}
     if isinstance(portable.tokenizer, BytePairEncoding):
-        with replacing(folder / "tokenizer.json") as file:
-            file.write(portable.tokenizer.to_json().encode())
+        files["tokenizer.json"] = portable.tokenizer.to_json().encode()
+    files["config.json"] = json.dumps(entries, indent=2).encode()
+    replace_files({folder / name: content for name, content in files.items()})
 
 
 def published_form(model: nn.Module) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
