@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,24 @@ def test_the_example_goes_on_with_a_text_without_torch_and_without_this_package(
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == greedy(runs / "words", 20) + "\n"
+
+
+def test_a_damaged_file_is_refused_here_and_by_its_program(runs, tmp_path, monkeypatch):
+    sound = (runs / "words.onnx").read_bytes()
+    damaged, program = tmp_path / "words.onnx", tmp_path / "words.py"
+    program.write_bytes((runs / "words.py").read_bytes())
+    monkeypatch.setattr(sys, "argv", [str(program), PROMPT])
+    for place in (0, len(sound) // 2, -84, -83, -70, -1):
+        content = bytearray(sound)
+        content[place] ^= 1
+        damaged.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{damaged} is damaged"):
+            OnnxModel(damaged)
+        with pytest.raises(SystemExit, match=f"{damaged} is damaged"):
+            runpy.run_path(str(program), run_name="__main__")
+    damaged.write_bytes(sound[:-1])
+    with pytest.raises(ValueError, match=f"{damaged} is damaged"):
+        OnnxModel(damaged)
 
 
 def test_int8_is_close_and_its_difference_is_reported(runs):

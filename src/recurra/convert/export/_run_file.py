@@ -5,6 +5,7 @@ It stands beside the .onnx file of its own name, and needs the packages onnxrunt
 
 import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,18 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 _N_TOKENS = 20
+_SEAL = b"rR\n\x0erecurra.sha256\x12@"
+"""What stands before the digest of all that comes before it, at the end of the file."""
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not sys.argv[1]:
         sys.exit(f'usage: python {sys.argv[0]} "the text so far"')
-    session = onnxruntime.InferenceSession(Path(__file__).with_suffix(".onnx"))
+    path = Path(__file__).with_suffix(".onnx")
+    content = path.read_bytes()
+    seal = _SEAL + sha256(content[: -len(_SEAL) - 64]).hexdigest().encode()
+    if not content.endswith(seal):
+        sys.exit(f"{path} is damaged; expected the file as it was exported")
+    session = onnxruntime.InferenceSession(content)
     metadata = session.get_modelmeta().custom_metadata_map
     tokenizer = Tokenizer.from_str(metadata["recurra.tokenizer"])
     tensors = json.loads(metadata["recurra.state"])

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from onnxscript import opset18 as op
 from onnxscript.values import Opset
 
 import recurra
-from recurra._files.reading import parse_json
+from recurra._files.reading import parse_json, require_file
 from recurra.checks import sentence
 from recurra.convert.export.programs import RealProgram, prefill_program, zero_state
 from recurra.models.shell import LanguageModelShell
@@ -200,8 +201,12 @@ class OnnxModel:
     """A language model from an ONNX file; it needs no PyTorch to run.
 
     Args:
-        source: the file, or its content.
+        source: a file that `sealed` made, which must have its digest; or the content of any.
         threads: number of threads for onnxruntime; all cores if None.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, or not of this package.
     """
 
     def __init__(self, source: Path | bytes, *, threads: int | None = None) -> None:
@@ -209,7 +214,8 @@ class OnnxModel:
         options.log_severity_level = 3
         if threads is not None:
             options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        content = source if isinstance(source, bytes) else _read_sealed(source)
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         if "recurra.state" not in self.metadata:
             raise ValueError(
@@ -248,6 +254,7 @@ class OnnxModel:
 #     recurra.vocab_size  tokens that may come in
 #     recurra.class, recurra.config, recurra.version   the model it was, its configuration as JSON, this package
 #     recurra.tokenizer   JSON as the package tokenizers reads it, where the model has one
+#     recurra.sha256      of all bytes before this entry, which is the last
 
 
 LARGEST_DIFFERENCE = 1e-4
@@ -305,6 +312,25 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
     for key, value in metadata.items():
         graph.metadata_props.add(key=f"recurra.{key}", value=value)
     return graph
+
+
+def sealed(content: bytes) -> bytes:
+    """Put the digest of a graph's bytes behind them, as an entry of its metadata: protobuf joins messages in a row."""
+    return content + _seal(content)
+
+
+def _seal(content: bytes | memoryview) -> bytes:
+    entry = onnx.StringStringEntryProto(key="recurra.sha256", value=sha256(content).hexdigest())
+    return onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+
+
+def _read_sealed(path: Path) -> bytes:
+    require_file(path)
+    content, n_bytes = path.read_bytes(), len(_seal(b""))
+    if content[-n_bytes:] != _seal(memoryview(content)[:-n_bytes]):
+        expected = "a file as `recurra export onnx` wrote it"
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", expected))
+    return content
 
 
 def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
