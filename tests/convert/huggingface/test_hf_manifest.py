@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tests.convert.huggingface.conftest import VOCABULARY, build
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_utils
 
 from recurra._files.digests import MANIFEST, read_manifest, stamped
 from recurra.convert.huggingface.folder import load_folder, save_folder
@@ -60,6 +61,26 @@ def test_what_save_pretrained_wrote_has_digests_too(tuned, name):
     (tuned / name).write_bytes((tuned / name).read_bytes() + b" ")
     with pytest.raises(ValueError, match=f"{name} is damaged: its content does not match its digest"):
         AutoModelForCausalLM.from_pretrained(tuned)
+
+
+def test_a_config_is_compared_with_its_digest_before_it_is_read(tuned):
+    rewrite(tuned / CONFIG, n_layer="two")
+    with pytest.raises(ValueError, match=rf"{CONFIG} is damaged: its content does not match its digest"):
+        AutoConfig.from_pretrained(tuned)
+
+
+def test_what_was_there_stays_if_a_folder_cannot_be_written(folder, monkeypatch):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+
+    def fail(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(modeling_utils, "safe_save_file", fail)
+    with pytest.raises(
+        OSError, match=r"is not written \(I/O error: No space left on device \(os error 28\)\); expected a"
+    ):
+        save_folder(PortableModel(build("gateloop").float().model, WORDS), folder)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_shards_have_digests_and_stale_ones_are_forgotten(tuned):

@@ -77,6 +77,13 @@ class RecurraConfig(PreTrainedConfig):
             expected = f"vocab_size = {self.vocab_size}: a causal language model predicts the tokens that it reads"
             raise ValueError(sentence("output_size", self.output_size, expected))
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        """Make a configuration as transformers does; one of a folder is first compared with its digest."""
+        if (place := options.get("name_or_path")) and Path(place).is_dir():
+            require_files(Path(place), read_manifest(Path(place)).get("files", {}), ("config.json",))
+        return super().from_dict(config_dict, **options)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, with a number of heads, which PEFT's prompt tuning asks for and does not use."""
         return {"num_attention_heads": getattr(self, "n_heads", 1), **super().to_dict()}
