@@ -20,23 +20,31 @@ const sourcesDigest = digest(lines.join(""));
 const version = sourcesDigest.slice(0, 12);
 const define = { VERSION: JSON.stringify(version) };
 const common = { bundle: true, format: "esm", target: "es2022", minify: true, legalComments: "none", charset: "utf8", define };
-await build({ ...common, entryPoints: [join(here, "src/main.ts")], outfile: join(target, "app.js") });
+const runtimes = { wasm: "ort-wasm-simd-threaded", webgpu: "ort-wasm-simd-threaded.asyncify" };
+const workerDigests = {};
 for (const [provider, name] of Object.entries({ wasm: "worker.js", webgpu: "worker-webgpu.js" })) {
+  const [mjs, wasm] = await Promise.all(["mjs", "wasm"].map((kind) => readFile(join(ort, `${runtimes[provider]}.${kind}`))));
+  const runtimeDigests = { mjs: digest(mjs), wasm: digest(wasm) };
   await build({
     ...common,
     entryPoints: [join(here, "src/local/worker.ts")],
     outfile: join(target, name),
     conditions: ["onnxruntime-web-use-extern-wasm"], // its code comes from a file beside the page, not from a blob
-    define: { ...define, PROVIDER: JSON.stringify(provider) },
+    define: { ...define, PROVIDER: JSON.stringify(provider), RUNTIME_DIGESTS: JSON.stringify(runtimeDigests) },
     alias: { "onnxruntime-web/wasm": `onnxruntime-web/${provider}` },
   });
+  workerDigests[provider] = digest(await readFile(join(target, name)));
 }
+const inApp = { ...define, WORKER_DIGESTS: JSON.stringify(workerDigests) };
+await build({ ...common, entryPoints: [join(here, "src/main.ts")], outfile: join(target, "app.js"), define: inApp });
 await build({ ...common, format: undefined, entryPoints: [join(here, "src/style.css")], outfile: join(target, "style.css") });
 await copyFile(join(here, "icon.svg"), join(target, "icon.svg"));
 const index = await readFile(join(here, "index.html"), "utf8");
-await writeFile(join(target, "index.html"), index.replace(/"(app\.js|style\.css)"/g, `"$1?v=${version}"`));
+const integrity = createHash("sha256").update(await readFile(join(target, "app.js"))).digest("base64");
+const withVersions = index.replace(/"(app\.js|style\.css)"/g, `"$1?v=${version}"`);
+await writeFile(join(target, "index.html"), withVersions.replace(/(src="app\.js[^"]*")/, `$1 integrity="sha256-${integrity}"`));
 const wasm = {};
-for (const name of ["ort-wasm-simd-threaded", "ort-wasm-simd-threaded.asyncify"]) {
+for (const name of Object.values(runtimes)) {
   await copyFile(join(ort, `${name}.mjs`), join(target, `${name}.mjs`));
   wasm[`${name}.wasm.gz`] = await readFile(join(ort, `${name}.wasm`));
   await writeFile(join(target, `${name}.wasm.gz`), gzipSync(wasm[`${name}.wasm.gz`], { level: 9 }));

@@ -182,14 +182,39 @@ def test_a_new_export_is_what_the_next_visit_shows(texts, game, tmp_path, page, 
     assert page.inner_text("h2").startswith("horizon")
 
 
-def test_a_tokenizer_of_another_model_is_refused(texts, tmp_path, page, static_host):
+def flipped(data: bytes) -> bytes:
+    """Data with another bit in its middle."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+DAMAGES = [
+    ("engine.json", lambda data: data[: len(data) // 2]),
+    ("engine.json", lambda data: data.replace(b'"local"', b'"lokal"')),
+    ("engine.json", lambda data: data.replace(b'"n_layer": 1', b'"n_layer": 7')),
+    ("model.onnx", flipped),
+    ("tokenizer.json", flipped),
+    ("worker.js", flipped),
+    ("ort-wasm-simd-threaded.mjs", flipped),
+    ("ort-wasm-simd-threaded.wasm", flipped),
+]
+
+
+def test_a_damaged_file_is_named_and_nothing_computed(texts, tmp_path, page, static_host):
     folder = copied(texts, tmp_path / "site")
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["model"]["merges"].pop()
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    page.goto(static_host(folder))
-    page.wait_for_selector(".broken")
-    assert "tokenizer.json is damaged; export the run again" in page.inner_text(".broken")
+    for name, damage in DAMAGES:
+        sound = (folder / name).read_bytes()
+        (folder / name).write_bytes(damage(sound))
+        page.goto(static_host(folder))  # another address each time, of which the browser has nothing yet
+        page.wait_for_selector(".broken")
+        assert f"{name} is damaged; export the run again" in page.inner_text(".broken")
+        (folder / name).write_bytes(sound)
+    (folder / "app.js").write_bytes(flipped((folder / "app.js").read_bytes()))
+    page.goto(static_host(folder))  # what cannot start cannot say so
+    assert not page.is_visible(".late")
+    page.evaluate("document.getAnimations().forEach((animation) => animation.finish())")
+    assert "a file of this page is damaged or missing" in page.inner_text(".late")
+    assert not page.query_selector("html[data-ready]")
 
 
 def test_what_cannot_be_exported_is_refused(runs, tmp_path, capsys):

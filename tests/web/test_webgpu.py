@@ -20,6 +20,7 @@ from recurra import open_run
 from recurra.cli import main
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
+from recurra.train.formats import engine_file
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
@@ -85,7 +86,7 @@ def test_logits_that_differ_are_not_used(folder, tmp_path, page, static_host):
     page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
     described = json.loads((changed / "engine.json").read_text())
     described["models"][0]["tolerance"] = -1
-    (changed / "engine.json").write_text(json.dumps(described))
+    (changed / "engine.json").write_bytes(engine_file(described))
     open_explorer(page, address)
     assert "WebAssembly, 1 thread (no WebGPU: its logits of bpe differ by" in used(page)
 

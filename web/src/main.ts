@@ -2,6 +2,7 @@
 
 import { h } from "./dom";
 import type { Engine } from "./engine";
+import { damaged, parsed } from "./files";
 import { localEngine } from "./local/engine";
 import { isReachable, serverEngine } from "./server/engine";
 import { setKeyDialog } from "./server/http";
@@ -12,8 +13,10 @@ import { readSettings } from "./store";
 async function engineOf(): Promise<Engine> {
   const response = await fetch("engine.json", { cache: "no-store" });
   if (!response.ok) throw new Error("engine.json is missing; expected the whole exported folder, or Recurra's server");
-  const { engine, webgpu } = (await response.json()) as { engine: "local" | "server"; webgpu?: boolean };
-  return engine === "local" ? localEngine(webgpu === true) : serverEngine();
+  const { engine, webgpu } = parsed(await response.text(), "engine.json");
+  if (engine === "server") return serverEngine();
+  if (engine === "local") return localEngine(webgpu === true);
+  throw damaged("engine.json");
 }
 
 async function start(): Promise<void> {

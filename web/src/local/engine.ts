@@ -1,6 +1,7 @@
 /** Models that run inside this page, in a worker. */
 
 import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "../engine";
+import { fetchedWith } from "../files";
 import type { Call, Loaded, Reply } from "./messages";
 import type { Provider } from "./provider";
 import { asked, obstacle } from "./provider";
@@ -92,11 +93,15 @@ class LocalStream implements Stream {
 
 /** Set by build.mjs: a browser may still have the worker of another build under its plain name. */
 declare const VERSION: string;
+/** The SHA-256 of each worker, likewise. */
+declare const WORKER_DIGESTS: Record<Provider, string>;
 
 const WORKERS = { wasm: "worker.js", webgpu: "worker-webgpu.js" };
 
 async function loaded(base: string, provider: Provider): Promise<[Line, Loaded]> {
-  const worker = new Worker(new URL(`${WORKERS[provider]}?v=${VERSION}`, base), { type: "module" });
+  const address = `${base}${WORKERS[provider]}?v=${VERSION}`;
+  await fetchedWith(WORKER_DIGESTS[provider], address);
+  const worker = new Worker(address, { type: "module" });
   const line = new Line(worker);
   try {
     return [line, await line.ask<Loaded>({ what: "load", base })];

@@ -2,12 +2,13 @@
 
 import * as ort from "onnxruntime-web/wasm";
 import type { Kept, Model, Step, Task } from "../engine";
+import { fetched, fetchedWith, parsed, requireDigest } from "../files";
 import { difference } from "./agreement";
 import type { Call, Loaded, Reply, Request } from "./messages";
 import type { Provider } from "./provider";
 import type { Outputs, Runner } from "./stream";
 import { LocalStream } from "./stream";
-import type { TextEncoder } from "./tokenizer";
+import type { TextEncoder as Encoder } from "./tokenizer";
 import { readTokenizer } from "./tokenizer";
 
 interface Described {
@@ -20,8 +21,7 @@ interface Described {
   file: string;
   sha256: string;
   tokenizer: string | null;
-  /** Older folders have none. */
-  tokenizer_sha256?: string | null;
+  tokenizer_sha256: string | null;
   state: { name: string; shape: number[] }[];
   vocab_size: number;
   /** How far WebGPU's logits may lie from WebAssembly's, relative to the largest. */
@@ -30,6 +30,8 @@ interface Described {
 
 /** Set by build.mjs: this worker is built twice, with two builds of onnxruntime-web. */
 declare const PROVIDER: Provider;
+/** The SHA-256 of onnxruntime's files, likewise. */
+declare const RUNTIME_DIGESTS: Record<"mjs" | "wasm", string>;
 
 const RUNTIMES = { wasm: "ort-wasm-simd-threaded", webgpu: "ort-wasm-simd-threaded.asyncify" };
 const SHOWN_MS = 30; // steps are handed to the page this often
@@ -41,29 +43,30 @@ let running: Promise<unknown> = Promise.resolve(); // a session computes one ste
 
 async function load(base: string): Promise<Loaded> {
   const runtime = (kind: string) => `${base}${RUNTIMES[PROVIDER]}.${kind}?v=${ort.env.versions.web}`;
+  await fetchedWith(RUNTIME_DIGESTS.mjs, runtime("mjs"));
   ort.env.wasm.wasmPaths = { mjs: runtime("mjs"), wasm: runtime("wasm") };
+  ort.env.wasm.wasmBinary = await fetchedWith(RUNTIME_DIGESTS.wasm, runtime("wasm"));
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
   ort.env.logLevel = "error";
-  const { models } = (await (await fetched(`${base}engine.json`)).json()) as { models: Described[] };
   runners = [];
-  for (const described of models) runners.push(await loadModel(base, described));
+  for (const described of await readModels(`${base}engine.json`)) runners.push(await loadModel(base, described));
   return { models: runners.map((runner) => runner.model), threads: ort.env.wasm.numThreads };
 }
 
-/** A file as the host has it now: it may be that of a new export since the last visit. */
-async function fetched(address: string): Promise<Response> {
-  const response = await fetch(address, { cache: "no-cache" });
-  if (!response.ok) throw new Error(`${address} is missing (${response.status}); expected the whole exported folder`);
-  return response;
+/** The file has the digest of its own text, in which that is empty. */
+async function readModels(address: string): Promise<Described[]> {
+  const text = await (await fetched(address)).text();
+  const { models, sha256 } = parsed(text, address) as { models: Described[]; sha256: string };
+  await requireDigest(new TextEncoder().encode(text.replace(`"${sha256}"`, '""')), address, sha256);
+  return models;
 }
 
 async function loadModel(base: string, described: Described): Promise<Runner> {
-  const content = await (await fetched(base + described.file)).arrayBuffer();
-  await requireDigest(content, described.file, described.sha256);
+  const content = await fetchedWith(described.sha256, base + described.file);
   const start = () => described.state.map(({ shape }) => new Float32Array(shape.reduce((one, other) => one * other, 1)));
   const session = await created(content, PROVIDER);
   if (PROVIDER === "webgpu") await requireAgreement(session, content, described, start);
-  const tokenizer = described.tokenizer ? await loadTokenizer(base, described.tokenizer, described.tokenizer_sha256) : null;
+  const tokenizer = described.tokenizer ? await loadTokenizer(base + described.tokenizer, described.tokenizer_sha256!) : null;
   const model: Model = {
     name: described.name,
     task: described.task,
@@ -76,10 +79,8 @@ async function loadModel(base: string, described: Described): Promise<Runner> {
   return { model, digest: described.sha256, tokenizer, start, run };
 }
 
-async function loadTokenizer(base: string, file: string, digest?: string | null): Promise<TextEncoder> {
-  const content = await (await fetched(base + file)).arrayBuffer();
-  if (digest) await requireDigest(content, file, digest);
-  return readTokenizer(JSON.parse(new TextDecoder().decode(content)));
+async function loadTokenizer(address: string, digest: string): Promise<Encoder> {
+  return readTokenizer(JSON.parse(new TextDecoder().decode(await fetchedWith(digest, address))));
 }
 
 function created(content: ArrayBuffer, provider: Provider): Promise<ort.InferenceSession> {
@@ -99,13 +100,6 @@ async function requireAgreement(
   await plain.release();
   if (apart <= described.tolerance) return;
   throw new Error(`its logits of ${described.name} differ by ${apart.toExponential(1)}; expected at most ${described.tolerance}`);
-}
-
-async function requireDigest(content: ArrayBuffer, file: string, expected: string): Promise<void> {
-  if (!self.crypto?.subtle) return; // a page that is neither local nor https has none
-  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
-  const found = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  if (found !== expected) throw new Error(`${file} is damaged; export the run again`);
 }
 
 async function step(
