@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from benchmarks.faults import checkpoints, kills
+from benchmarks.faults import kills
 from benchmarks.faults.kinds import all_kinds
 from benchmarks.faults.outcomes import BAD, CRASHED, GOOD, Tally, tally_mutants
+from benchmarks.faults.writers import tally_disk_faults, writers
 from recurra._files.writing import replacing
 
 MUTANTS, KILLS, SEED = 2_000, 100, 0
@@ -31,19 +32,19 @@ SAMPLE = 20
 
 
 def main() -> int:
-    kinds = all_kinds()
+    kinds, disks = all_kinds(), {f"disk, {name}": make for name, make in writers().items()}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sample", action="store_true", help=f"a {SAMPLE}th of everything, for minutes")
     parser.add_argument("--mutants", type=int, default=MUTANTS, help=f"of each kind of file (default: {MUTANTS})")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"of programs (default: {KILLS})")
     parser.add_argument("--killed", nargs="*", metavar="PROGRAM", help="some of them: video, sweep, prepare, ...")
     parser.add_argument("--seed", type=int, default=SEED, help=f"for other faults (default: {SEED})")
-    parser.add_argument("--only", nargs="*", choices=["kills", "disk", *kinds], help="some of the faults")
+    parser.add_argument("--only", nargs="*", choices=["kills", *disks, *kinds], help="some of the faults")
     arguments = parser.parse_args()
     share = SAMPLE if arguments.sample else 1
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    chosen = arguments.only or ["kills", "disk", *kinds]
+    chosen = arguments.only or ["kills", *disks, *kinds]
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as scratch, Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("faults", total=len(chosen))
@@ -54,8 +55,8 @@ def main() -> int:
             began = time.perf_counter()
             if name == "kills":
                 found = kills.tally_kills(folder, -(-arguments.kills // share), arguments.seed, arguments.killed)
-            elif name == "disk":
-                found = checkpoints.tally_disk_faults(folder)
+            elif name in disks:
+                found = tally_disk_faults(disks[name](folder / "work"), folder)
             else:
                 found = _in_a_child(name, folder, -(-arguments.mutants // share), arguments.seed)
             results[name] = _plain(*found) | {"seconds": time.perf_counter() - began}
@@ -72,10 +73,10 @@ def main() -> int:
 def as_markdown(results: dict[str, dict]) -> str:
     """The results as tables: of runs and disks, and of damaged files by kind."""
     lines = ["| fault | outcome | times |", "|---|---|---:|"]
-    for name in ("kills", "disk"):
-        counts = results.get(name, {"counts": {}})["counts"]
+    files = {name: result["counts"] for name, result in results.items()}
+    for name in [name for name in files if name == "kills" or name.startswith("disk, ")]:
+        counts = files.pop(name)
         lines += [f"| {name} | {outcome} | {counts[outcome]} |" for outcome in sorted(counts)]
-    files = {name: result["counts"] for name, result in results.items() if name not in ("kills", "disk")}
     shown = [outcome for outcome in (*GOOD, *BAD) if outcome in GOOD or any(outcome in c for c in files.values())]
     lines += ["", f"| file | mutants | {' | '.join(shown)} |", "|---|" + "---:|" * (len(shown) + 1)]
     for name, counts in files.items():

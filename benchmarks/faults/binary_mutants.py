@@ -39,6 +39,22 @@ DAMAGES: dict[str, Mutator] = {
 """Damage that can happen to any file, by name."""
 
 
+def huge_count(content: bytes, random: Random) -> bytes:
+    """Write 2^62 in the place of 8 bytes, as a count that asks for memory."""
+    start = random.randrange(len(content) - 8)
+    return content[:start] + struct.pack("<Q", 2**62) + content[start + 8 :]
+
+
+def poison_end(content: bytes, random: Random) -> bytes:
+    """Write a NaN of 32 bits into the last third, where files have their numbers."""
+    start = 4 * random.randrange(len(content) // 6, len(content) // 4)
+    return content[:start] + struct.pack("<f", math.nan) + content[start + 4 :]
+
+
+NUMBERS: dict[str, Mutator] = {**DAMAGES, "huge count": huge_count, "NaN": poison_end}
+"""The same, and what a file of counts and numbers has besides."""
+
+
 # --- safetensors ---
 
 
@@ -107,7 +123,7 @@ def drop_metadata(content: bytes) -> bytes:
     return write_safetensors(parse_safetensors(content)._replace(metadata={"format": "pt"}))
 
 
-SAFETENSORS_MUTATORS: dict[str, Mutator] = {
+SAFETENSORS: dict[str, Mutator] = {
     **DAMAGES,
     "swapped tensors": lambda content, random: swap_tensors(content),
     "renamed tensor": rename_tensor,

@@ -1,31 +1,26 @@
-"""The kinds of files that Recurra reads: how each is written and read, and what it is damaged with."""
+"""The kinds of files that Recurra reads, weights apart: how each is written and read, and what it is damaged with."""
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
-import torch
 from rich.console import Console
 
 from benchmarks.faults import binary_mutants, mutants
 from benchmarks.faults.outcomes import Kind
-from recurra.convert import huggingface
-from recurra.convert.portable import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
-from recurra.data.corpus import TextCorpus
+from benchmarks.faults.weights import weight_kinds
+from recurra.data._prepare import Preparation, prepare
+from recurra.data.corpus import ShardCorpus, TextCorpus
 from recurra.data.tokenizers import BytePairEncoding, Vocabulary
-from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.state import tensors
-from recurra.streams.stream import Stream
 from recurra.train.checkpoint import load_checkpoint
 from recurra.train.experiment import to_plain
 from recurra.train.metrics import JsonLog, read_metrics
 from recurra.train.recipe import load_recipe, read_family
-from recurra.train.run import read_scores, resume_run, start_run, write_scores
+from recurra.train.run import open_run, read_scores, resume_run, start_run, write_scores
 from recurra.train.run_folder import RunFolder
 from recurra.video.layouts import VIDEO_LAYOUTS
 from recurra.video.reader import VideoFile
@@ -46,11 +41,19 @@ schedule: {warmup_steps: 4}
 training: {epochs: 3, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}
 """
 """A run of 12 updates, a few seconds long."""
+TEXT_RECIPE = """
+experiment: text
+data: {{path: {corpus}, cache: {cache}, batch_size: 2, segment_length: 8}}
+model: {{n_layer: 1, d_model: 8, d_channel_mixing: 16, mixer_options: {{d_qk: 8, d_v: 8, n_heads: 8}}}}
+schedule: {{warmup_steps: 2}}
+training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+"""A run over text, of a few updates."""
 
 
 def all_kinds() -> dict[str, Kind]:
     """Return every kind by its name in the table."""
-    return {**_text_kinds(), **_data_kinds(), **_run_kinds(), **_weight_kinds()}
+    return {**_text_kinds(), **_data_kinds(), **_run_kinds(), **weight_kinds()}
 
 
 # --- mutants ---
@@ -62,7 +65,7 @@ _TEXT, _CSV, _JSON, _YAML, _SAFETENSORS, _DAMAGE = (
         mutants.CSV,
         mutants.JSON,
         mutants.YAML,
-        binary_mutants.SAFETENSORS_MUTATORS,
+        binary_mutants.SAFETENSORS,
         binary_mutants.DAMAGES,
     )
 )
@@ -166,8 +169,32 @@ def _read_video(path: Path) -> Any:
     return frames.times.tolist(), frames.pictures
 
 
+def _write_shards(path: Path) -> None:
+    corpus = path.parent.parent / "corpus"
+    corpus.mkdir()
+    (corpus / "train.txt").write_text(TEXT)
+    prepare(Preparation("folder", str(corpus), path.parent))
+
+
+def read_shards(path: Path) -> Any:
+    """Read all that prepared shards hold, of which `path` is a file."""
+    corpus = ShardCorpus(path.parent)
+    tokens = corpus.tokens("train")
+    return corpus.encoder.fingerprint, tokens[:].tolist(), tokens.document_starts(0, len(tokens)).tolist()
+
+
 def _data_kinds() -> dict[str, Kind]:
+    shards = {
+        f"prepared shards, {name}": Kind(f"shards/{name}", _write_shards, read_shards, kind)
+        for name, kind in (
+            ("manifest.json", _JSON),
+            ("tokenizer.json", _JSON),
+            ("train-00000.npy", _DAMAGE),
+            ("train-00000.documents.npy", _DAMAGE),
+        )
+    }
     return {
+        **shards,
         "encoded text": Kind("train.bin", _write_cached, _read_cached, _DAMAGE),
         "header of encoded text": Kind("train.json", _write_cached, _read_cached, _JSON),
         "video": Kind("video.mp4", _write_video, _read_video, _DAMAGE, digest=False),
@@ -177,11 +204,11 @@ def _data_kinds() -> dict[str, Kind]:
 # --- a run ---
 
 
-def train(folder: Path) -> None:
-    """Train the small run in `folder`."""
-    recipe = folder.parent / f"{folder.name}.yaml"
-    recipe.write_text(RECIPE)
-    start_run(recipe, folder).fit(Console(quiet=True))
+def train(folder: Path, recipe: str = RECIPE) -> None:
+    """Train a small run in `folder`."""
+    path = folder.parent / f"{folder.name}.yaml"
+    path.write_text(recipe)
+    start_run(path, folder).fit(Console(quiet=True))
 
 
 def _trained(inside: str, path: Path) -> None:
@@ -198,6 +225,21 @@ def _resumed(path: Path) -> Any:
     return trainer.model.state_dict(), trainer.optimizer.state_dict()
 
 
+def _train_adapters(path: Path) -> None:
+    """Train adapters on the weights of a run over text."""
+    folder, corpus, base = path.parents[1], path.parents[2] / "corpus", path.parents[2] / "base"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text(TEXT)
+    recipe = TEXT_RECIPE.format(corpus=corpus, cache=corpus.parent / "cache")
+    train(base, recipe)
+    train(folder, recipe + f"init_from: {base}\nlora: {{rank: 2}}\n")
+
+
+def _merged(path: Path) -> Any:
+    return open_run(path.parents[1]).model.state_dict()
+
+
 def _run_kinds() -> dict[str, Kind]:
     best, last = "checkpoints/best.safetensors", "checkpoints/step-0000000012.safetensors"
     return {
@@ -209,66 +251,6 @@ def _run_kinds() -> dict[str, Kind]:
             digest=False,
         ),
         "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, _SAFETENSORS),
+        "checkpoint of adapters": Kind(f"adapters/{best}", _train_adapters, _merged, _SAFETENSORS),
         "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, _SAFETENSORS),
     }
-
-
-# --- weights ---
-
-FOLDER_FILES = (
-    "model.safetensors",
-    "config.json",
-    "generation_config.json",
-    "manifest.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-
-
-def _portable() -> PortableModel:
-    torch.manual_seed(0)
-    words = Vocabulary.from_text(["a cat and a dog\n"])
-    config = LanguageModelConfig(vocab_size=len(words), n_layer=2, d_model=8, d_channel_mixing=8, mixer="min-gru")
-    return PortableModel(LanguageModel(config).eval(), words, {"experiment": "text", "seed": 3}, 7)
-
-
-def _content(model: PortableModel) -> Any:
-    tokenizer = None if model.tokenizer is None else tokenizer_to_json(model.tokenizer)
-    return model.model.state_dict(), asdict(model.model.config), tokenizer, model.experiment, model.step
-
-
-def _write_stream(path: Path) -> None:
-    stream = Stream(_portable().model)
-    stream.feed([1, 2, 3])
-    stream.save(path)
-
-
-def _read_stream(path: Path) -> Any:
-    stream = Stream(_portable().model)
-    stream.load(path)
-    return list(tensors(stream.state)), stream.logits, stream.recent, stream.position
-
-
-def _write_foreign(path: Path) -> None:
-    torch.save({"a": torch.arange(64.0), "b": torch.ones(64)}, path)
-
-
-def _weight_kinds() -> dict[str, Kind]:
-    kinds = {
-        "single file": Kind(
-            "model.safetensors",
-            lambda p: save_single_file(_portable(), p),
-            lambda p: _content(load_single_file(p)),
-            _SAFETENSORS,
-        ),
-        "saved stream": Kind("stream", _write_stream, _read_stream, _SAFETENSORS),
-        "weights of others": Kind("weights.pt", _write_foreign, read_weights, _DAMAGE, digest=False),
-    }
-    for name in FOLDER_FILES:
-        kinds[f"folder for transformers, {name}"] = Kind(
-            f"folder/{name}",
-            lambda p: huggingface.save_folder(_portable(), p.parent),
-            lambda p: _content(huggingface.load_folder(p.parent)),
-            _SAFETENSORS if name.endswith("safetensors") else _JSON,
-        )
-    return kinds

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.faults.binary_mutants import DAMAGES, SAFETENSORS_MUTATORS
-from benchmarks.faults.kinds import FOLDER_FILES, all_kinds
+from benchmarks.faults.binary_mutants import DAMAGES, SAFETENSORS
+from benchmarks.faults.kinds import all_kinds
 from benchmarks.faults.mutants import CSV, JSON, TEXT, mutants
 from benchmarks.faults.outcomes import EQUAL, REFUSED, tally_mutants
 
 N_MUTANTS = 16
 ALL = all_kinds()
 REMADE = ("encoded text", "header of encoded text")
-BARE_FOLDERS = tuple(f"folder for transformers, {name}" for name in FOLDER_FILES if name != "manifest.json")
+FOLDERS = tuple(name for name in ALL if name.startswith("folder for transformers, "))
+BARE_FOLDERS = tuple(name for name in FOLDERS if "manifest" not in name)
+SLOW = ("ONNX", "checkpoint of adapters", *(name for name in ALL if "published" in name or "shards" in name))
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +28,9 @@ def settings(unchecked):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ALL])
 def test_it_is_refused_or_read_as_it_was(tmp_path, name):
-    n_mutants = N_MUTANTS if name != "checkpoint, resumed from" else len(SAFETENSORS_MUTATORS)
+    n_mutants = N_MUTANTS if name != "checkpoint, resumed from" else len(SAFETENSORS)
     tally = tally_mutants(ALL[name], tmp_path, n_mutants, seed=1)
     assert tally.examples == []
     assert tally.bad == 0

@@ -84,7 +84,7 @@ def test_the_calls_are_those_that_replace_a_file(run):
     calls = [call for call in disk.calls if call != "write"]
     assert disk.calls.count("write") >= 2
     # the file, what replaces the old file, its folder, two files that are not needed any more
-    assert calls == ["open", "fsync", "rename", "open", "fsync", "unlink", "unlink"]
+    assert calls == ["open", "fsync", "rename", "read", "fsync", "unlink", "unlink"]
 
 
 @pytest.mark.parametrize("fault", ["once", "full", "killed"])
