@@ -53,6 +53,25 @@ def test_a_shard_is_not_cut_short_by_a_full_disk(disk, tmp_path):
     assert np.array_equal(*(ShardCorpus(out).tokens("train")[:] for out in (folder / "out", tmp_path / "out")))
 
 
+def test_a_shard_that_cannot_be_read_back_is_an_error_of_the_disk(tmp_path):
+    (tmp_path / "train.txt").write_text("a b c\n")
+    asked = Preparation("folder", str(tmp_path), tmp_path / "out")
+    prepare(asked)  # the process now has the tokenizer, and reads it no more
+    shutil.rmtree(tmp_path / "out")
+    with FaultyDisk(tmp_path / "out") as counted:
+        prepare(asked)
+    said = []
+    for number in (number for number, call in enumerate(counted.calls) if call == "read"):
+        shutil.rmtree(tmp_path / "out")
+        try:
+            with FaultyDisk(tmp_path / "out", number):
+                prepare(asked)
+        except OSError as error:
+            said.append(str(error))
+    assert all(str(tmp_path / "out") in one for one in said)
+    assert any("whose shards cannot be read back; expected" in one for one in said)
+
+
 @pytest.mark.parametrize("to", ["hf", "gguf", "published"])
 def test_an_export_to_a_full_disk_is_one_sentence(disk, tmp_path, capsys, to):
     mounted, folder = disk

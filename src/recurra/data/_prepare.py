@@ -146,7 +146,9 @@ def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None]
             for _ in mapped(_write_shard, work):
                 advance(1)
     index = _index(what, units, encoder)
-    assert index is not None  # what was missing was written above
+    if index is None:  # what was missing was written above
+        got, hint = f"{what.out}, whose shards cannot be read back", "run the same command again"
+        raise OSError(sentence("--out", got, "a folder on a sound disk", hint))
     write_stamped(what.out / INDEX, index)
     return index
 
