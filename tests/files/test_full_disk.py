@@ -15,6 +15,7 @@ from recurra.cli import main
 from recurra.convert.portable import save_single_file
 from recurra.data._prepare import Preparation, prepare
 from recurra.data.corpus import ShardCorpus
+from recurra.video.motions import write_motions
 
 PAGE = 4096
 
@@ -70,6 +71,18 @@ def test_a_shard_that_cannot_be_read_back_is_an_error_of_the_disk(tmp_path):
             said.append(str(error))
     assert all(str(tmp_path / "out") in one for one in said)
     assert any("whose shards cannot be read back; expected" in one for one in said)
+
+
+def test_generated_videos_name_the_full_disk(tmp_path):
+    pytest.importorskip("av")
+    with FaultyDisk(tmp_path) as counted:
+        write_motions(tmp_path / "whole", 1, n_motions=1, frames_per_motion=1, image_size=16)
+    for number in (number for number, call in enumerate(counted.calls) if call == "write"):
+        with (
+            FaultyDisk(tmp_path, number, "full"),
+            pytest.raises(OSError, match=f"No space left on device: '{tmp_path}"),
+        ):
+            write_motions(tmp_path / "videos", 1, n_motions=1, frames_per_motion=1, image_size=16)
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf", "published"])

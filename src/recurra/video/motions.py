@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from recurra._files.digests import read_stamped, write_stamped
-from recurra._files.writing import discard, leftovers, locked
+from recurra._files.writing import discard, leftovers, locked, naming
 from recurra.checks import fields_of, require, require_whole_number, sentence
 from recurra.data._files import progress, user_cache_folder
 from recurra.data.batches import MOTIONS, random_generator
@@ -148,21 +148,22 @@ def _write_folder(folder: Path, made_from: Mapping[str, int]) -> None:
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     (new / "videos").mkdir(parents=True)
     try:
-        directions = list(_DIRECTIONS)[:n_motions]
-        names = [f"{first} then {second}" for first in directions for second in directions]
-        lines = []
-        with progress("writing the videos", n_videos) as count:
-            for number in range(n_videos):
-                random = random_generator(seed, MOTIONS, number)
-                first, second = (int(motion) for motion in random.integers(0, n_motions, size=2))
-                pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
-                place = f"videos/{number:06d}.mp4"
-                _write_video(new / place, pictures)
-                lines.append(f"{place},{names[first * n_motions + second]}\n")
-                count(1)
-        _write_lists(new, lines)
-        (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        write_stamped(new / "motions.json", made_from)
+        with naming(folder):
+            directions = list(_DIRECTIONS)[:n_motions]
+            names = [f"{first} then {second}" for first in directions for second in directions]
+            lines = []
+            with progress("writing the videos", n_videos) as count:
+                for number in range(n_videos):
+                    random = random_generator(seed, MOTIONS, number)
+                    first, second = (int(motion) for motion in random.integers(0, n_motions, size=2))
+                    pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
+                    place = f"videos/{number:06d}.mp4"
+                    _write_video(new / place, pictures)
+                    lines.append(f"{place},{names[first * n_motions + second]}\n")
+                    count(1)
+            _write_lists(new, lines)
+            (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+            write_stamped(new / "motions.json", made_from)
         try:
             os.replace(new, folder)
         except OSError:
