@@ -149,7 +149,7 @@ def _save_shards(folder: Path) -> None:
 def _load_by_transformers(folder: Path) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder)
-    except (TypeError, RecursionError) as error:
+    except (TypeError, RecursionError, ValueError, OSError) as error:
         ours = str(Path(recurra.__file__).parent)
         if any(frame.filename.startswith(ours) for frame in traceback.extract_tb(error.__traceback__)):
             raise
