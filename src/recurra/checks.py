@@ -6,7 +6,7 @@ take the first address.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -95,7 +95,7 @@ def require_literal_fields(config: object, section: str) -> None:
 
 def choose(name: str, table: Mapping[Any, _Choice], choice: object) -> _Choice:
     """Look up the value of the option `name` in the table of its choices."""
-    if choice not in table:
+    if not isinstance(choice, Hashable) or choice not in table:
         raise ValueError(_not_among(name, choice, table))
     return table[choice]
 
