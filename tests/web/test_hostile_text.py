@@ -13,6 +13,7 @@ from tests.web.conftest import TEXT
 from tests.web.explorer import choose_greedily, open_explorer, pane, read, text, wait_for, wait_until_drawn
 
 from recurra.cli import main
+from recurra.train.formats import engine_file
 
 WORDS = (
     "<img/src=x/onerror=window.hacked=1>",
@@ -155,7 +156,7 @@ def test_a_static_page_shows_markup_as_text(page, hostile, shared, static_host):
         assert main(["export", "web", str(hostile / NAMES[0]), str(folder)]) == 0
         manifest = json.loads((folder / "engine.json").read_text())
         manifest["models"].append(manifest["models"][0] | {"name": NAMES[1]})
-        (folder / "engine.json").write_text(json.dumps(manifest))
+        (folder / "engine.json").write_bytes(engine_file(manifest))
 
     folder = shared("web-hostile-page", export)
     visit(page, static_host(folder))
