@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks.faults import binary_mutants, mutants
 from benchmarks.faults.outcomes import Kind
+from benchmarks.faults.sessions import session_kinds
 from benchmarks.faults.weights import weight_kinds
 from recurra.data._prepare import Preparation, prepare
 from recurra.data.corpus import ShardCorpus, TextCorpus
@@ -53,7 +54,7 @@ training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
 
 def all_kinds() -> dict[str, Kind]:
     """Return every kind by its name in the table."""
-    return {**_text_kinds(), **_data_kinds(), **_run_kinds(), **weight_kinds()}
+    return {**_text_kinds(), **_data_kinds(), **_run_kinds(), **weight_kinds(), **session_kinds()}
 
 
 # --- mutants ---
