@@ -1,7 +1,10 @@
 import errno
+import io
 import json
 import os
 import socket
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,17 +101,32 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(corpus):
     assert [path.exists() for path in left] == [False, True]
 
 
-def test_an_entry_that_another_process_makes_is_waited_for(corpus, capsys):
-    store, write = Cache(corpus), Writer()
+class Heard(io.StringIO):
+    """A standard error that tells another thread when a line was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = threading.Event()
+
+    def write(self, text):
+        written = super().write(text)
+        if text.endswith("\n"):
+            self.line.set()
+        return written
+
+
+def test_an_entry_that_another_process_makes_is_waited_for(corpus, monkeypatch):
+    store, write, heard = Cache(corpus), Writer(), Heard()
+    monkeypatch.setattr(sys, "stderr", heard)
     store.folder.mkdir(parents=True)
     with ThreadPoolExecutor(1) as pool:
         with locked(store.folder / ".lock"):
-            waiting, said = pool.submit(store.get, "train", KEY, write), ""
-            while not (said or waiting.done()):
-                said = capsys.readouterr().err
+            waiting = pool.submit(store.get, "train", KEY, write)
+            assert heard.line.wait(60)
             assert write.calls == 0
         assert waiting.result(60).read_bytes() == b"content"
-    assert said == f"waiting until process {os.getpid()} on {socket.gethostname()} has made what is needed here\n"
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    assert heard.getvalue() == f"waiting until {who} has made what is needed here\n"
 
 
 def test_a_lock_of_another_user_is_no_hindrance(corpus, monkeypatch):
