@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.processes import Program
 from recurra import open_run
 from recurra.cli import main
 from recurra.cli.serve import _parser, _settings
+from recurra.serve._app import _loaded
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -97,3 +99,24 @@ def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path
     (tmp_path / "keys").write_text(content)
     with pytest.raises(ValueError, match=rf"^--api-key-file is .*, {said}; expected"):
         _settings(_parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys")]))
+
+
+def test_models_are_loaded_in_a_thread_that_has_ended(models):
+    """Its pool of OpenMP threads would slow the engine's down."""
+    loading = []
+
+    def load():
+        loading.append(threading.current_thread())
+        return models[:1]
+
+    assert _loaded(load) == models[:1]
+    assert loading[0] is not threading.current_thread()
+    assert not loading[0].is_alive()
+
+
+def test_an_error_of_loading_is_raised_where_the_server_starts():
+    def load():
+        raise ValueError("run is a file; expected a folder")
+
+    with pytest.raises(ValueError, match=r"^run is a file; expected a folder$"):
+        _loaded(load)
