@@ -10,31 +10,25 @@ for each token of the lone stream says how many steps it waits, whatever else th
 
 import argparse
 import asyncio
-import multiprocessing
 import random
 import resource
 import statistics
 import time
 import urllib.request
 from collections import Counter
+from multiprocessing import get_context
 from typing import Any
 
+from benchmarks.byte_server import cpu_seconds, running, serve_bytes
 from benchmarks.serve_load import Heard, ask
-from benchmarks.slow_clients import health
-from benchmarks.soak import byte_models, cpu_seconds
-from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
-from recurra.train._process import keep_large_blocks
 
-PROCESSES = multiprocessing.get_context("spawn")
 LONE, BUSY = "the lone key", "the busy key"
 
 
 def serve(port: int) -> None:
-    keep_large_blocks()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    settings = ServeSettings(port=port, api_keys=(LONE, BUSY))
-    run_service(byte_models, settings, threads=1)
+    serve_bytes(ServeSettings(port=port, api_keys=(LONE, BUSY)))
 
 
 def body(chance: random.Random, n_bytes: int, n_tokens: int) -> dict[str, Any]:
@@ -80,7 +74,7 @@ def load(port: int, others: int) -> None:
 
 
 def measure(port: int, pid: int, others: int, requests: int) -> dict[str, Any]:
-    loading = PROCESSES.Process(target=load, args=(port, others))
+    loading = get_context("spawn").Process(target=load, args=(port, others))
     before = n_writing(port)
     if others:
         loading.start()
@@ -110,21 +104,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10, help="of the lone stream (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8767, help="(default: %(default)s)")
     arguments = parser.parse_args()
-    server = PROCESSES.Process(target=serve, args=(arguments.port,))
-    server.start()
-    assert server.pid is not None
-    try:
-        while server.is_alive():
-            try:
-                health(arguments.port)
-                break
-            except OSError:
-                time.sleep(0.1)
+    with running(serve, arguments.port) as pid:
         for others in arguments.others:
-            print(measure(arguments.port, server.pid, others, arguments.requests), flush=True)
-    finally:
-        server.terminate()
-        server.join()
+            print(measure(arguments.port, pid, others, arguments.requests), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 3,000 connections (which need `ulimit -n 4096`) send half of a header and wait; once they are open, 200 clients send
 3.5 MB each at the same moment, half of them a text and half a list of tokens. All the while another process asks for
 /health on new connections and reads the server's resident memory. A minute after the last body, it reads that once
-more. The server has no API key, and a model of one layer that reads bytes; --files limits the files that it may open.
+more. The server has no API key, and a model of two layers that reads bytes; --files limits the files that it may open.
 """
 
 import argparse
@@ -15,18 +15,12 @@ import json
 import multiprocessing
 import resource
 import time
-import urllib.request
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
-from recurra.data.tokenizers import ByteEncoder
-from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve._app import run_service
+from benchmarks.byte_server import health, resident, running, serve_bytes
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import ServedModel
-from recurra.train._process import keep_large_blocks
 
 BODY_BYTES = 3_500_000
 PROCESSES = multiprocessing.get_context("spawn")
@@ -35,14 +29,7 @@ PROCESSES = multiprocessing.get_context("spawn")
 def serve(port: int, files: int | None) -> None:
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    keep_large_blocks()
-
-    def load() -> list[ServedModel]:
-        tokenizer = ByteEncoder()
-        model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 1, 64, 64)).eval()
-        return [ServedModel("bytes", model, tokenizer)]
-
-    run_service(load, ServeSettings(port=port), threads=1)
+    serve_bytes(ServeSettings(port=port))
 
 
 async def half_open(port: int, opened: "asyncio.Queue[None]") -> float:
@@ -92,19 +79,6 @@ def load(port: int, connections: int, bodies: int) -> dict[str, object]:
     return asyncio.run(everything())
 
 
-def health(port: int) -> float:
-    start = time.perf_counter()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
-        answer.read()
-    return time.perf_counter() - start
-
-
-def resident(pid: int) -> float:
-    """The memory of a process in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
-
-
 def measure(port: int, pid: int, connections: int, bodies: int) -> dict[str, object]:
     before = resident(pid)
     seconds, memory = [], []
@@ -131,23 +105,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, help="that the server may open")
     parser.add_argument("--port", type=int, default=8765, help="(default: %(default)s)")
     arguments = parser.parse_args()
-    server = PROCESSES.Process(target=serve, args=(arguments.port, arguments.files))
-    server.start()
-    assert server.pid is not None
-    try:
-        while server.is_alive():
-            try:
-                health(arguments.port)
-                break
-            except OSError:
-                time.sleep(0.1)
+    with running(serve, arguments.port, arguments.files) as pid:
         for _ in range(3):
             asyncio.run(large_body(arguments.port, b'{"prompt": "a", "max_tokens": 5}'))
-        print(measure(arguments.port, server.pid, arguments.connections, arguments.bodies))
-    finally:
-        server.terminate()
-        server.join()
-
-
-if __name__ == "__main__":
-    main()
+        print(measure(arguments.port, pid, arguments.connections, arguments.bodies))

@@ -12,7 +12,6 @@ soon.
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import random
 import statistics
@@ -24,30 +23,17 @@ from typing import Any
 
 import httpx
 
-from benchmarks.slow_clients import health, resident
-from recurra.data.tokenizers import ByteEncoder
-from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.serve._app import run_service
+from benchmarks.byte_server import cpu_seconds, resident, running, serve_bytes
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import ServedModel
-from recurra.train._process import keep_large_blocks
 
-PROCESSES = multiprocessing.get_context("spawn")
 MOST_SESSIONS = 8
 """Sessions of one client."""
 
 
-def byte_models() -> list[ServedModel]:
-    tokenizer = ByteEncoder()
-    model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 2, 64, 64)).eval()
-    return [ServedModel("bytes", model, tokenizer, weights="float32")]
-
-
 def serve(port: int, sessions_file: Path) -> None:
-    keep_large_blocks()
     caches = {"prefix_cache_bytes": 4 * 2**20, "checkpoint_bytes": 4 * 2**20, "max_resident_sessions": 128}
     settings = ServeSettings(port=port, sessions_file=sessions_file, max_tokens=2000, **caches)  # type: ignore[arg-type]
-    run_service(byte_models, settings, threads=1)
+    serve_bytes(settings)
 
 
 class Heard:
@@ -121,11 +107,6 @@ class Client:
         self.heard.statuses[status] += 1
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def server_figures(pid: int, sessions_file: Path) -> dict[str, float]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     log = sessions_file.with_name(f"{sessions_file.name}-wal")
@@ -182,20 +163,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sessions_file = Path(folder) / "sessions.sqlite"
-        server = PROCESSES.Process(target=serve, args=(arguments.port, sessions_file))
-        server.start()
-        assert server.pid is not None
-        try:
-            while server.is_alive():
-                try:
-                    health(arguments.port)
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            print(table(asyncio.run(soak(arguments.port, server.pid, sessions_file, arguments))))
-        finally:
-            server.terminate()
-            server.join()
+        with running(serve, arguments.port, sessions_file) as pid:
+            print(table(asyncio.run(soak(arguments.port, pid, sessions_file, arguments))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import av
 import numpy as np
 from rich.console import Console
 
-from benchmarks.faults import binary_mutants, mutants
+from benchmarks.faults.binary_mutants import DAMAGES, SAFETENSORS
+from benchmarks.faults.mutants import CSV, JSON, TEXT, YAML
 from benchmarks.faults.outcomes import Kind
 from benchmarks.faults.sessions import session_kinds
 from benchmarks.faults.weights import weight_kinds
@@ -28,7 +29,7 @@ from recurra.video.reader import VideoFile
 from recurra.video.task import read_classes
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = "the cat sat on a mat\nthe dog saw naïve 日本 cats\n" * 3
+SENTENCES = "the cat sat on a mat\nthe dog saw naïve 日本 cats\n" * 3
 RECIPE = """
 experiment: memory-horizon
 data: {n_samples: 40, sequence_length: 24, batch_size: 8, resets_per_sample: 2}
@@ -55,21 +56,6 @@ training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
 def all_kinds() -> dict[str, Kind]:
     """Return every kind by its name in the table."""
     return {**_text_kinds(), **_data_kinds(), **_run_kinds(), **weight_kinds(), **session_kinds()}
-
-
-# --- mutants ---
-
-_TEXT, _CSV, _JSON, _YAML, _SAFETENSORS, _DAMAGE = (
-    partial(mutants.mutants, mutators)
-    for mutators in (
-        mutants.TEXT,
-        mutants.CSV,
-        mutants.JSON,
-        mutants.YAML,
-        binary_mutants.SAFETENSORS,
-        binary_mutants.DAMAGES,
-    )
-)
 
 
 # --- text ---
@@ -101,28 +87,28 @@ def _write_log(path: Path) -> None:
 
 
 def _text_kinds() -> dict[str, Kind]:
-    words, pairs = Vocabulary.from_text([TEXT]), BytePairEncoding.train([TEXT], 270)
+    words, pairs = Vocabulary.from_text([SENTENCES]), BytePairEncoding.train([SENTENCES], 270)
     horizon, ptb = ROOT / "recipes/memory-horizon/data-controlled.yaml", ROOT / "recipes/ptb/transformers.yaml"
     return {
-        "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, _JSON),
+        "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, JSON),
         "tokenizer.json, byte pairs": Kind(
-            "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, _JSON
+            "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, JSON
         ),
         "eval-test.json": Kind(
-            "eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), _JSON, digest=False
+            "eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), JSON, digest=False
         ),
-        "log.jsonl": Kind("log.jsonl", _write_log, read_metrics, _TEXT, digest=False, grows=True),
-        "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), _YAML, digest=False),
-        "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, _YAML, digest=False),
+        "log.jsonl": Kind("log.jsonl", _write_log, read_metrics, TEXT, digest=False, grows=True),
+        "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), YAML, digest=False),
+        "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, YAML, digest=False),
         "classes.txt": Kind(
             "classes.txt",
             lambda p: p.write_text("walk\nrun\njump high\n"),
             lambda p: read_classes(RunFolder(p.parent)),
-            _TEXT,
+            TEXT,
             digest=False,
         ),
         "list of videos": Kind(
-            "train.csv", _write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None), _CSV, digest=False
+            "train.csv", _write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None), CSV, digest=False
         ),
     }
 
@@ -139,7 +125,7 @@ def _write_cached(path: Path) -> None:
     corpus = path.parent / "corpus"
     corpus.mkdir()
     for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text(TEXT)
+        (corpus / f"{split}.txt").write_text(SENTENCES)
     _corpus_of(path)
     shutil.copyfile(_entry(path), path)
 
@@ -173,7 +159,7 @@ def _read_video(path: Path) -> Any:
 def _write_shards(path: Path) -> None:
     corpus = path.parent.parent / "corpus"
     corpus.mkdir()
-    (corpus / "train.txt").write_text(TEXT)
+    (corpus / "train.txt").write_text(SENTENCES)
     prepare(Preparation("folder", str(corpus), path.parent))
 
 
@@ -188,17 +174,17 @@ def _data_kinds() -> dict[str, Kind]:
     shards = {
         f"prepared shards, {name}": Kind(f"shards/{name}", _write_shards, read_shards, kind)
         for name, kind in (
-            ("manifest.json", _JSON),
-            ("tokenizer.json", _JSON),
-            ("train-00000.npy", _DAMAGE),
-            ("train-00000.documents.npy", _DAMAGE),
+            ("manifest.json", JSON),
+            ("tokenizer.json", JSON),
+            ("train-00000.npy", DAMAGES),
+            ("train-00000.documents.npy", DAMAGES),
         )
     }
     return {
         **shards,
-        "encoded text": Kind("train.bin", _write_cached, _read_cached, _DAMAGE),
-        "header of encoded text": Kind("train.json", _write_cached, _read_cached, _JSON),
-        "video": Kind("video.mp4", _write_video, _read_video, _DAMAGE, digest=False),
+        "encoded text": Kind("train.bin", _write_cached, _read_cached, DAMAGES),
+        "header of encoded text": Kind("train.json", _write_cached, _read_cached, JSON),
+        "video": Kind("video.mp4", _write_video, _read_video, DAMAGES, digest=False),
     }
 
 
@@ -231,7 +217,7 @@ def _train_adapters(path: Path) -> None:
     folder, corpus, base = path.parents[1], path.parents[2] / "corpus", path.parents[2] / "base"
     corpus.mkdir()
     for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text(TEXT)
+        (corpus / f"{split}.txt").write_text(SENTENCES)
     recipe = TEXT_RECIPE.format(corpus=corpus, cache=corpus.parent / "cache")
     train(base, recipe)
     train(folder, recipe + f"init_from: {base}\nlora: {{rank: 2}}\n")
@@ -248,10 +234,10 @@ def _run_kinds() -> dict[str, Kind]:
             "summary/summary.json",
             partial(_trained, "summary.json"),
             lambda p: RunFolder(p.parent).read_summary(),
-            _JSON,
+            JSON,
             digest=False,
         ),
-        "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, _SAFETENSORS),
-        "checkpoint of adapters": Kind(f"adapters/{best}", _train_adapters, _merged, _SAFETENSORS),
-        "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, _SAFETENSORS),
+        "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, SAFETENSORS),
+        "checkpoint of adapters": Kind(f"adapters/{best}", _train_adapters, _merged, SAFETENSORS),
+        "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, SAFETENSORS),
     }

@@ -4,7 +4,7 @@ import math
 import signal
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.faults.mutants import Mutant
+from benchmarks.faults.mutants import Mutator, mutants
 
 LONGEST = 10
 """Seconds after which a file that is still being read counts as a hang."""
@@ -39,7 +39,7 @@ class Kind:
         file: its name.
         write: writes a sound file to a path.
         read: reads the file at a path, as the library does for its users.
-        mutants: makes that many mutants of a file's content, from a seed.
+        mutators: what it is damaged with, by name.
         digest: whether damage must be found; what people write by hand can be damaged into another valid file, though
             not into one with weights that are not finite.
         grows: whether a file that ends early is a valid one: a log, whose last lines a kill may take.
@@ -48,7 +48,7 @@ class Kind:
     file: str
     write: Callable[[Path], Any]
     read: Callable[[Path], Any]
-    mutants: Callable[[bytes, int, int], Iterable[Mutant]]
+    mutators: Mapping[str, Mutator]
     digest: bool = True
     grows: bool = False
 
@@ -78,7 +78,7 @@ def tally_mutants(kind: Kind, folder: Path, n: int, seed: int) -> Tally:
     kind.write(path)
     sound, expected = path.read_bytes(), kind.read(path)
     tally = Tally()
-    for mutant in kind.mutants(sound, n, seed):
+    for mutant in mutants(kind.mutators, sound, n, seed):
         path.write_bytes(mutant.data)
         tally.add(*_outcome(kind, path, expected, mutant.name))
     return tally

@@ -1,13 +1,12 @@
 """The server's sessions file, damaged: every session is read as it was, or is named, or the file is refused."""
 
 import sqlite3
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.faults import binary_mutants, mutants
+from benchmarks.faults.binary_mutants import DAMAGES
 from benchmarks.faults.outcomes import Kind, same
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._store import SessionRecord, SessionStore, TranscriptPart, pack, read, unpack, write
@@ -18,7 +17,7 @@ OWNER, NAMES = "key", ("mine", "other", "third")
 
 def session_kinds() -> dict[str, Kind]:
     """The sessions file as a kind."""
-    return {"sessions file": Kind("sessions.sqlite", _write, _read, partial(mutants.mutants, binary_mutants.DAMAGES))}
+    return {"sessions file": Kind("sessions.sqlite", _write, _read, DAMAGES)}
 
 
 def _model() -> LanguageModel:

@@ -3,7 +3,6 @@
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import recurra
-from benchmarks.faults import binary_mutants, mutants
+from benchmarks.faults.binary_mutants import DAMAGES, NUMBERS, SAFETENSORS
+from benchmarks.faults.mutants import JSON
 from benchmarks.faults.outcomes import Kind
 from recurra import convert
 from recurra._files.reading import one_line
@@ -25,16 +25,6 @@ from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.streams.stream import Stream
-
-_JSON, _SAFETENSORS, _NUMBERS, _DAMAGE = (
-    partial(mutants.mutants, mutators)
-    for mutators in (
-        mutants.JSON,
-        binary_mutants.SAFETENSORS,
-        binary_mutants.NUMBERS,
-        binary_mutants.DAMAGES,
-    )
-)
 
 
 def weight_kinds() -> dict[str, Kind]:
@@ -104,18 +94,18 @@ def _single_files() -> dict[str, Kind]:
             "model.safetensors",
             lambda p: save_single_file(small_model(), p),
             lambda p: content_of(load_single_file(p)),
-            _SAFETENSORS,
+            SAFETENSORS,
         ),
-        "saved stream": Kind("stream", _write_stream, _read_stream, _SAFETENSORS),
-        "weights of others": Kind("weights.pt", _write_foreign, read_weights, _DAMAGE, digest=False),
+        "saved stream": Kind("stream", _write_stream, _read_stream, SAFETENSORS),
+        "weights of others": Kind("weights.pt", _write_foreign, read_weights, DAMAGES, digest=False),
         "GGUF": Kind(
             "model.gguf",
             lambda p: convert.to_gguf(small_mamba(), p, dtype="f32"),
             lambda p: content_of(from_huggingface(p)),
-            _NUMBERS,
+            NUMBERS,
             digest=False,
         ),
-        "ONNX": Kind("model.onnx", write_onnx, _read_onnx, _DAMAGE),
+        "ONNX": Kind("model.onnx", write_onnx, _read_onnx, DAMAGES),
     }
 
 
@@ -127,7 +117,7 @@ _SHARD, _INDEX = "model-00001-of-00002.safetensors", "model.safetensors.index.js
 
 
 def _mutants_of(name: str) -> Any:
-    return _SAFETENSORS if name.endswith(".safetensors") else _JSON if name.endswith(".json") else _DAMAGE
+    return SAFETENSORS if name.endswith(".safetensors") else JSON if name.endswith(".json") else DAMAGES
 
 
 def _in_folder(files: tuple[str, ...], label: str, write: Callable, read: Callable, **options: Any) -> dict[str, Kind]:

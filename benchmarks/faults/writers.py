@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 
 from benchmarks.faults.disk import Fault, FaultyDisk, Killed, SmallDisk
-from benchmarks.faults.kinds import TEXT, TEXT_RECIPE, read_shards, train
+from benchmarks.faults.kinds import SENTENCES, TEXT_RECIPE, read_shards, train
 from benchmarks.faults.outcomes import same
 from benchmarks.faults.weights import content_of, small_mamba, small_model
 from recurra import convert
@@ -192,7 +192,7 @@ def _corpus(work: Path) -> Path:
     corpus = work / "corpus"
     corpus.mkdir(parents=True)
     for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text(TEXT)
+        (corpus / f"{split}.txt").write_text(SENTENCES)
     return corpus
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.faults import kills, outcomes
-from benchmarks.faults.mutants import Mutant
 from benchmarks.faults.outcomes import Kind, tally_mutants
 
 
@@ -25,10 +24,8 @@ def kind(read, **options):
     def read_mutants(path):
         return "sound" if path.read_text() == "sound" else read(path)
 
-    def made(content, n, seed):
-        return [Mutant("changed", b"other") for _ in range(n)]
-
-    return Kind("file", lambda path: path.write_text("sound"), read_mutants, made, **options)
+    changed = {"changed": lambda content, draw: b"other"}
+    return Kind("file", lambda path: path.write_text("sound"), read_mutants, changed, **options)
 
 
 @pytest.mark.parametrize(
