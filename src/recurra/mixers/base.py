@@ -178,8 +178,9 @@ class Mixer(nn.Module, ABC):
         if nonfinite_steps(y) is not None and (bad := nonfinite_steps(x)) is not None:
             begins = 1 + (bad[:, 1:] & ~bad[:, :-1]).any(0).nonzero().flatten()
             outputs, last = [], state
-            for piece in x.tensor_split(begins, 1):
-                y, last = self.mix(piece, last, mask, **shared)
+            masks = [None] * (len(begins) + 1) if mask is None else mask.tensor_split(begins, 1)
+            for piece, of_piece in zip(x.tensor_split(begins, 1), masks):
+                y, last = self.mix(piece, last, of_piece, **shared)
                 outputs.append(y)
             y = torch.cat(outputs, 1)
         if not y.requires_grad:
