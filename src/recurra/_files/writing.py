@@ -53,6 +53,7 @@ def replace_files(contents: dict[Path, bytes]) -> None:
     killed in between leaves nothing that is taken for whole. Raises OSError.
     """
     temporaries = {path: _temporary_of(path) for path in contents}
+    *_, last = contents
     try:
         for path, temporary in temporaries.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ def replace_files(contents: dict[Path, bytes]) -> None:
                 file.write(contents[path])
                 file.flush()
                 os.fsync(file.fileno())
-        path.unlink(missing_ok=True)
+        last.unlink(missing_ok=True)
         for path, temporary in temporaries.items():
             os.replace(temporary, path)
         for folder in {path.parent for path in contents}:

@@ -161,7 +161,7 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and manifest.json, from which `recurra
     convert` rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
 
-    Raises OSError; what was in the folder then still is.
+    Raises OSError. What was in the folder then still is, unless files were already taking their places.
     """
     model = causal_lm(portable.model)
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
