@@ -107,5 +107,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with running(serve, arguments.port, arguments.files) as pid:
         for _ in range(3):
-            asyncio.run(large_body(arguments.port, b'{"prompt": "a", "max_tokens": 5}'))
+            asyncio.run(large_body(arguments.port, b'{"model": "bytes", "prompt": "a", "max_tokens": 5}'))
         print(measure(arguments.port, pid, arguments.connections, arguments.bodies))
+
+
+if __name__ == "__main__":
+    main()
