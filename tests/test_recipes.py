@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch import nn
 
-from recurra.data.batches import BatchSource, Split
+from recurra.data import BatchSource, Split
 from recurra.data.text import TextConfig
 from recurra.models.registry import VideoSizes, on_meta
 from recurra.models.transformer_xl import TransformerXL

@@ -35,7 +35,7 @@ def test_a_folder_without_a_run_is_refused(capsys, tmp_path):
     ],
 )
 def test_a_missing_extra_is_named(capsys, monkeypatch, package, said):
-    def fail(words):
+    def fail(arguments):
         raise ImportError("not there", name=package)
 
     monkeypatch.setattr("recurra.cli.info.info", fail)
@@ -47,7 +47,7 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, package, said):
 
 
 def fail_with(error):
-    def fail(words):
+    def fail(arguments):
         raise error
 
     return fail
@@ -67,7 +67,7 @@ def test_a_mistake_of_ours_is_one_sentence_with_an_exit_code_of_its_own(capsys, 
     assert main(["info"]) == 70
     end = "This should not have happened; please report it, with --debug for the traceback"
     assert capsys.readouterr().err == f"recurra info: {said}. {end}\n"
-    for words in (["info", "--debug"], ["--debug", "info"], ["info", "a", "--debug", "b"]):
+    for words in (["info", "--debug"], ["--debug", "info"]):
         with pytest.raises(type(error)):
             main(words)
 
@@ -87,7 +87,7 @@ def test_an_interrupt_has_its_own_exit_code(capsys, monkeypatch):
     ],
 )
 def test_too_little_memory_says_how_much_was_asked_for(capsys, monkeypatch, allocate, said):
-    monkeypatch.setattr("recurra.cli.info.info", lambda words: allocate())
+    monkeypatch.setattr("recurra.cli.info.info", lambda arguments: allocate())
     assert main(["info"]) == 2
     expected = f"recurra info: out of memory: {said}; a smaller model, batch or sequence needs less\n"
     assert capsys.readouterr().err == expected
@@ -95,15 +95,15 @@ def test_too_little_memory_says_how_much_was_asked_for(capsys, monkeypatch, allo
 
 def test_debug_reaches_no_command_and_is_a_value_after_two_dashes(monkeypatch):
     seen = []
-    monkeypatch.setattr("recurra.cli.info.info", lambda words: seen.append(words) or 0)
-    assert main(["info", "--debug", "a", "--", "--debug"]) == 0
-    assert seen == [["a", "--", "--debug"]]
+    monkeypatch.setattr("recurra.cli.train.recipes", lambda arguments: seen.append(arguments.name) or 0)
+    assert main(["recipes", "--debug", "--", "--debug"]) == 0
+    assert seen == ["--debug"]
 
 
 def test_a_reader_that_goes_away_is_no_error():
     # In place of the command's module, which takes as long to import as torch.
     code = "import sys, types; from recurra.cli import main\n"
-    code += "def run(words):\n    while True: print('more')\n"
+    code += "def run(arguments):\n    while True: print('more')\n"
     code += "sys.modules['recurra.cli.info'] = types.SimpleNamespace(info=run)\nraise SystemExit(main(['info']))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()

@@ -56,6 +56,12 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
     assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
 
 
+def test_arguments_are_parsed_before_code_is_imported(capsys):
+    with pytest.raises(SystemExit):
+        main(["info", "--import", "there_is_none", "--help"])
+    assert "usage: recurra info" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["there.is.none", "own_code_of_tests.py", "own_code_of_tests.none", "./own.py", ""])
 def test_a_module_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys, name):
     monkeypatch.delitem(sys.modules, "own_code_of_tests", raising=False)

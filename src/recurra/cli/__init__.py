@@ -1,4 +1,4 @@
-"""The command line: `recurra COMMAND`. Each command is a function that is imported when it is called."""
+"""The command line: `recurra COMMAND`. The function of a command is imported when its arguments have been parsed."""
 
 import os
 import re
@@ -10,26 +10,27 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from recurra import __version__
+from recurra.cli import parsers
 
 COMMANDS = {
-    "prepare": ("prepare:prepare", "encode a corpus of any size into shards of tokens"),
-    "train": ("train:train", "train a recipe, or resume a run"),
-    "sweep": ("sweep:sweep", "train a recipe with many values, and compare the runs"),
-    "eval": ("evaluate:evaluate", "score a trained run on a split"),
-    "generate": ("generate:generate", "continue a text with a trained run"),
-    "serve": ("serve:serve", "serve trained runs over HTTP, and a page to look into them"),
-    "explore": ("serve:explore", "look into runs in the browser: surprise, gates, forks, a game"),
-    "classify": ("classify:classify", "classify videos segment by segment with a video run"),
-    "export": ("export:export", "write a run in a format that other programs load"),
-    "convert": ("export:convert", "convert between runs, folders for transformers and single files"),
-    "plot": ("figures:plot", "draw the figures of one or more runs"),
-    "recipes": ("train:recipes", "list the recipes that come with Recurra, or print one"),
-    "cost": ("figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
-    "gradients": ("figures:gradients", "measure gradients between segments and their bound"),
-    "demo": ("demo:demo", "train two small models and compare them"),
-    "info": ("info:info", "show versions, backends, mixers and models"),
+    "prepare": (parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
+    "train": (parsers.train, "train:train", "train a recipe, or resume a run"),
+    "sweep": (parsers.sweep, "sweep:sweep", "train a recipe with many values, and compare the runs"),
+    "eval": (parsers.evaluate, "evaluate:evaluate", "score a trained run on a split"),
+    "generate": (parsers.generate, "generate:generate", "continue a text with a trained run"),
+    "serve": (parsers.serve, "serve:serve", "serve trained runs over HTTP, and a page to look into them"),
+    "explore": (parsers.explore, "serve:explore", "look into runs in the browser: surprise, gates, forks, a game"),
+    "classify": (parsers.classify, "classify:classify", "classify videos segment by segment with a video run"),
+    "export": (parsers.export, "export:export", "write a run in a format that other programs load"),
+    "convert": (parsers.convert, "export:convert", "convert between runs, folders for transformers and single files"),
+    "plot": (parsers.plot, "figures:plot", "draw the figures of one or more runs"),
+    "recipes": (parsers.recipes, "train:recipes", "list the recipes that come with Recurra, or print one"),
+    "cost": (parsers.cost, "figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
+    "gradients": (parsers.gradients, "figures:gradients", "measure gradients between segments and their bound"),
+    "demo": (parsers.demo, "demo:demo", "train two small models and compare them"),
+    "info": (parsers.info, "info:info", "show versions, backends, mixers and models"),
 }
-"""The module and the function of each command, and what it does."""
+"""What parses the arguments of each command, the module and function that take them, and what it does."""
 
 _FAILED = 2
 _MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what it was given
@@ -73,9 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"recurra: unknown command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
         return _FAILED
     try:
+        parse, place, _ = COMMANDS[words[0]]
+        given = parse(words[1:])
         _import_own(own.modules)
-        module, _, function = COMMANDS[words[0]][0].partition(":")
-        return int(getattr(import_module(f"recurra.cli.{module}"), function)(words[1:]))
+        module, _, function = place.partition(":")
+        return int(getattr(import_module(f"recurra.cli.{module}"), function)(given))
     except (KeyboardInterrupt, BrokenPipeError) as error:  # neither is a mistake, so neither has a traceback to show
         return report(f"recurra {words[0]}", error)
     except Exception as error:
@@ -114,7 +117,7 @@ def _import_own(modules: Sequence[str]) -> None:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<{width}}{text}" for name, (*_, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: recurra COMMAND [ARGUMENTS]",

@@ -1,10 +1,11 @@
 """Arguments that commands share, and values set over a recipe, whose keys contain a dot: --training.epochs 2."""
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from recurra._choices import RECIPE_KEYS
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
@@ -43,17 +44,20 @@ def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=which[default])
 
 
+def parsed(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse a command's words; `overrides` of the result has those that set values over the recipe's."""
+    own, overrides = split_overrides(words)
+    return parser.parse_args(own, Namespace(overrides=overrides))
+
+
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate a command's own words from those that set a recipe's keys or whole sections, with their values."""
-    from recurra.train.experiment import Experiment
-
-    sections = {field.name for field in fields(Experiment)}
     own: list[str] = []
     overrides: list[str] = []
     remaining = iter(words)
     for word in remaining:
         key, equals, _ = word.partition("=")
-        if not (key.startswith("--") and ("." in key or key[2:] in sections)):
+        if not (key.startswith("--") and ("." in key or key[2:] in RECIPE_KEYS)):
             own.append(word)
             continue
         overrides.append(word)

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from argparse import ArgumentParser
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,23 +10,15 @@ from typing import BinaryIO
 
 from recurra._files.writing import replacing
 from recurra.checks import require_at_least, require_positive, sentence
-from recurra.cli.arguments import FILE, FOLDER, add_checkpoint, add_device, command_parser, split_overrides
 from recurra.train._process import chosen_device
 from recurra.train.run import Run, open_run
 from recurra.video.reader import VideoError
 from recurra.video.task import ContactSheet, SegmentPrediction, classify_video
 
-_DESCRIPTION = """\
-Read videos as streams, segment by segment with the carried state and in constant memory, and print the likeliest
-classes after each segment. A contact sheet with the frames and the probabilities over time is drawn for each video.
-Videos that cannot be read are named at the end, and the others classified."""
-
 _Write = Callable[[str, SegmentPrediction], None]
 
 
-def classify(words: Sequence[str]) -> int:
-    own, overrides = split_overrides(words)
-    arguments = _parser().parse_args(own)
+def classify(arguments: Namespace) -> int:
     require_at_least(1, **{"--top": arguments.top})
     if arguments.rate is not None:
         require_positive(**{"--rate": arguments.rate})
@@ -35,7 +27,7 @@ def classify(words: Sequence[str]) -> int:
         got = f"several with the names {', '.join(stems)}"
         raise ValueError(sentence("videos", got, "files with different names", "each names a contact sheet"))
     device = chosen_device(arguments.device, "--device")
-    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=arguments.overrides)
     trained.model.to(device)
     names = trained.class_names
     folder = arguments.out or trained.folder.figures
@@ -72,20 +64,6 @@ def _listed(bad: Sequence[str], n_videos: int) -> str:
     if n_videos == 1:
         return bad[0]
     return "\n  ".join([f"{len(bad)} of {n_videos} videos are not classified to their end:", *bad])
-
-
-def _parser() -> ArgumentParser:
-    parser = command_parser("classify", _DESCRIPTION)
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a video run")
-    add("videos", nargs="+", metavar="VIDEO", help="video files")
-    add("--rate", type=float, metavar="R", help="frames per second to read (default: as in training)")
-    add("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
-    add("--csv", **FILE, help="write the probabilities of all classes after each segment to FILE")
-    add("--out", **FOLDER, help="folder for the contact sheets (default: RUN/figures)")
-    add_device(parser, "classify", default="auto")
-    add_checkpoint(parser)
-    return parser
 
 
 def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:

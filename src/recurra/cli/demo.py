@@ -2,13 +2,13 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from recurra.cli.arguments import command_parser
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.train._figures import draw_comparison, draw_gates, gates_of
 from recurra.train._process import keep_large_blocks
@@ -21,17 +21,8 @@ from recurra.train.run_folder import RunFolder
 _TRANSITIONS = ("data-controlled", "fixed")
 
 
-def demo(words: Sequence[str]) -> int:
-    parser = command_parser(
-        "demo",
-        "Train a model with a data-controlled and one with a fixed transition on a small Memory Horizon, and compare "
-        "them. Stopped in the middle, it continues when it is started again.",
-        overrides=False,
-    )
-    parser.add_argument(
-        "--run", type=Path, default="runs/demo", metavar="FOLDER", help="folder to write (default: runs/demo)"
-    )
-    folder = parser.parse_args(words).run
+def demo(arguments: Namespace) -> int:
+    folder = arguments.run
     keep_large_blocks()
     console = Console()
     for transition in _TRANSITIONS:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
@@ -17,8 +18,6 @@ from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
 from recurra.analysis.plots.scores import perplexity_over_flops
 from recurra.checks import require_at_least
-from recurra.cli.arguments import FILE, FOLDER, NUMBER, add_checkpoint, command_parser, split_overrides
-from recurra.data.batches import SPLITS
 from recurra.train._figures import (
     CostRow,
     cost_curves,
@@ -33,28 +32,14 @@ from recurra.train._figures import (
 from recurra.train._process import keep_large_blocks
 from recurra.train.run import open_run
 
-_PLOT = """\
-Draw the figures of one or more runs as PNG and SVG. Each run's gates or, over videos, its confusion matrix go into its
-own folder; the curves, and the accuracy by memory span, compare all the runs."""
 
-
-def plot(words: Sequence[str]) -> int:
-    own, overrides = split_overrides(words)
-    parser = command_parser("plot", _PLOT)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    add("--out", **FOLDER, help="for the figures of all runs (default: the first RUN/figures)")
-    add_checkpoint(parser)
-    arguments = parser.parse_args(own)
-    runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
+def plot(arguments: Namespace) -> int:
+    runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=arguments.overrides) for path in arguments.runs]
     for file in draw_runs(runs, arguments.out):
         print(file)
     return 0
 
 
-_COST = """\
-Count what the models of recipes or runs do for one segment, beside the formulas of the CRT paper's Table 1. No weight
-is allocated."""
 _CAPTION = (
     "One forward pass over a segment of n tokens, batch 1, memory full. counted: FLOPs of the blocks, 2 for a "
     "multiply-add, without elementwise work; vocabulary: those of embedding and softmax. formula: Table 1 of the CRT "
@@ -63,20 +48,14 @@ _CAPTION = (
 )
 
 
-def cost(words: Sequence[str]) -> int:
-    own, overrides = split_overrides(words)
-    parser = command_parser("cost", _COST)
-    add = parser.add_argument
-    add("recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs")
-    add("--vocabulary", **NUMBER, help="size of the vocabulary, so that the corpus is not needed")
-    add("--json", **FILE, help="write the numbers to FILE")
-    add("--plot", **FOLDER, help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
-    arguments = parser.parse_args(own)
+def cost(arguments: Namespace) -> int:
     if arguments.vocabulary is not None:
         require_at_least(1, **{"--vocabulary": arguments.vocabulary})
     # Before the counting, which takes longer than finding that a score is missing.
-    perplexities = [scored_perplexity(word, overrides) for word in arguments.recipes] if arguments.plot else []
-    rows = [cost_of(word, overrides, vocabulary=arguments.vocabulary) for word in arguments.recipes]
+    perplexities = (
+        [scored_perplexity(word, arguments.overrides) for word in arguments.recipes] if arguments.plot else []
+    )
+    rows = [cost_of(word, arguments.overrides, vocabulary=arguments.vocabulary) for word in arguments.recipes]
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=200)
     console.print(_cost_table(rows))
@@ -121,25 +100,10 @@ def _in(unit: float, number: int) -> str:
     return f"{number / unit:,.3f}"
 
 
-_GRADIENTS = """\
-Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Prints
-tables, writes RUN/gradients.json for each run, and draws one figure of all runs."""
-
-
-def gradients(words: Sequence[str]) -> int:
-    own, overrides = split_overrides(words)
-    parser = command_parser("gradients", _GRADIENTS)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    add("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
-    add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
-    add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
-    add("--out", **FOLDER, help="folder for the figure (default: the first RUN/figures)")
-    add_checkpoint(parser)
-    arguments = parser.parse_args(own)
+def gradients(arguments: Namespace) -> int:
     split, segments, warm_up = arguments.split, arguments.segments, arguments.warm_up
     keep_large_blocks()
-    runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
+    runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=arguments.overrides) for path in arguments.runs]
     require_different_names(runs)
     tokens = [measured_tokens(run, split, segments=segments, warm_up=warm_up) for run in runs]
     measured = track(list(zip(runs, tokens)), "measuring", console=Console(stderr=True), transient=True)

@@ -1,7 +1,7 @@
 """`recurra generate`: continue a text, or an endless stream of it, with a trained language model."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -11,10 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from recurra.checks import sentence
-from recurra.cli.arguments import NUMBER, REAL, add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data._files import joined
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.decoding.linear import DTYPES
 from recurra.decoding.steps import prepare
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
@@ -23,29 +21,11 @@ from recurra.streams.stream import Stream, Streams
 from recurra.train._process import Ranks, chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.train.run import open_run
 
-_DESCRIPTION = """\
-Continue a text. The output follows the prompt exactly as it stands; a word-level model begins with the blank between
-two words. If the run has no tokenizer of its own, --data.path FOLDER says where its corpus is."""
-_PROMPT = """\
-text to continue; - reads the standard input in constant memory, and continues where it ends (default: the loaded state,
-or the beginning of a text)"""
-_CONTINUATIONS = """\
-continue the text N times side by side, with the seeds from --seed on, and print each result under its number; the ranks
-that torchrun started share them (default: 1)"""
-_BIAS = "add a number to the logit of a token, both given as numbers; may be repeated"
-_DRAFT = """\
-let a smaller model with the same tokenizer draft tokens that the model then reads in one call; the text keeps its
-distribution"""
-_WEIGHTS = """\
-decode on a CPU with packed weights of this type: float32 is exact up to the order of sums, the others are rounded and
-faster (default: the model as it is)"""
 _LINE_LENGTH = 2**16
 """Maximum number of characters of the standard input that are fed at once."""
 
 
-def generate(words: Sequence[str]) -> int:
-    own, overrides = split_overrides(words)
-    arguments = _parser().parse_args(own)
+def generate(arguments: Namespace) -> int:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
     settings = {name: getattr(arguments, name) for name in (*names, "presence_penalty", "frequency_penalty")}
     sampling = SamplingConfig(logit_bias=_biases(arguments.logit_bias), **settings)
@@ -59,7 +39,7 @@ def generate(words: Sequence[str]) -> int:
         got = f"{arguments.weights} with --device {arguments.device}"
         raise ValueError(sentence("--weights", got, "a model on the CPU, for which these copies are", "leave one out"))
     keep_large_blocks()
-    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=arguments.overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
     trained.model.to(device)
     streams = Streams(trained.model, tokenizer, runner=_runner(trained.model, arguments))
@@ -90,35 +70,6 @@ def generate(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
     return 0
-
-
-def _parser() -> ArgumentParser:
-    parser = command_parser("generate", _DESCRIPTION)
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a text run")
-    add("--prompt", metavar="TEXT", help=_PROMPT)
-    add("--max-tokens", **NUMBER, default=100, help="maximum number of tokens to add (default: 100)")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    add("--temperature", **REAL, default=1.0, help="0 takes the likeliest token (default: 1)")
-    add("--top-k", **NUMBER, help="sample from the N likeliest tokens")
-    add("--top-p", **REAL, help="sample from the likeliest tokens with a total probability of X")
-    add("--min-p", **REAL, help="sample from tokens at least X times as likely as the likeliest")
-    add("--repetition-penalty", **REAL, default=1.0, help="above 1, makes recent tokens less likely (default: 1)")
-    window = SamplingConfig.repetition_window
-    add("--repetition-window", **NUMBER, default=window, help=f"recent tokens to penalise (default: {window})")
-    add("--presence-penalty", **REAL, default=0.0, help="subtracted from the logits of generated tokens (default: 0)")
-    add("--frequency-penalty", **REAL, default=0.0, help="the same, once for each time (default: 0)")
-    add("--logit-bias", action="append", default=[], metavar="TOKEN=BIAS", help=_BIAS)
-    add("--seed", **NUMBER, default=0, help="seed of the sampling (default: 0)")
-    add("-n", "--continuations", **NUMBER, default=1, help=_CONTINUATIONS)
-    add("--draft", metavar="RUN", help=_DRAFT)
-    add("--draft-tokens", **NUMBER, help="tokens of a draft (default: 4)")
-    add("--load-state", metavar="FILE", help="continue from a state that --save-state wrote")
-    add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
-    add("--weights", choices=DTYPES, help=_WEIGHTS)
-    add_device(parser, "run the model", default="cpu")
-    add_checkpoint(parser)
-    return parser
 
 
 def _biases(words: Sequence[str]) -> dict[int, float]:

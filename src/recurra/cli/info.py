@@ -1,6 +1,7 @@
 """`recurra info`: show what is installed, what can run here, and what there is to choose from; needs no extra."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
@@ -8,7 +9,6 @@ import torch
 
 from recurra import list_mixers
 from recurra.cli import missing_extra
-from recurra.cli.arguments import command_parser
 from recurra.models.registry import list_models
 from recurra.ops._toolkit.backends import Backend, choose_backend
 from recurra.train._process import hardware, has_native_bfloat16
@@ -16,9 +16,7 @@ from recurra.train.checkpoint import versions
 from recurra.train.task import experiment_names
 
 
-def info(words: Sequence[str]) -> int:
-    description = "Show versions, backends, mixers, models and experiments."
-    command_parser("info", description, overrides=False).parse_args(words)
+def info(arguments: Namespace) -> int:
     for name, text in _lines():
         print(f"{name:<20} {text}")
     return 0

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,20 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.checks import require, sentence
-from recurra.cli.arguments import command_parser, split_overrides
 from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.train.loop import Trainer
 from recurra.train.recipe import load_recipe
 from recurra.train.run import default_run_folder, resume_run, start_run
 from recurra.train.run_folder import RunFolder
-
-_DESCRIPTION = """\
-Train a recipe with every combination of some values, each run in its own folder, and print a table, the best run first.
-
-A key with commas in its value is varied: --optimizer.learning_rate 0.001,0.003,0.01 --training.seed 0,1 makes six runs.
-Values in [brackets] or {braces} are single ones. To continue a sweep that was stopped, run the same command again: it
-reads the runs that are finished and resumes the others."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +28,11 @@ class _SweptRun:
     scores: Mapping[str, int | float]
 
 
-def sweep(words: Sequence[str]) -> int:
-    own, overrides = split_overrides(words)
-    parser = command_parser("sweep", _DESCRIPTION)
-    add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
-    add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
-    arguments = parser.parse_args(own)
+def sweep(arguments: Namespace) -> int:
     keep_large_blocks()
     usual = default_run_folder(arguments.recipe)
     out = arguments.out or usual.with_name(f"{usual.name}-sweep")
-    space, fixed = _space(overrides)
+    space, fixed = _space(arguments.overrides)
     combinations = [dict(zip(space, values)) for values in itertools.product(*space.values())]
     runs = [_train(arguments.recipe, out, values, fixed) for values in combinations]
     monitor = load_recipe(arguments.recipe, overrides=_words(combinations[0], fixed)).training.monitor

@@ -6,8 +6,8 @@ import re
 import signal
 import sys
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 
 import torch.distributed as dist
@@ -15,41 +15,27 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra._files.reading import read_text, read_yaml
-from recurra.cli.arguments import command_parser, split_overrides
 from recurra.train._process import is_first_launched, keep_large_blocks, n_launched
 from recurra.train.loop import Trainer
 from recurra.train.recipe import find_recipe, recipe_help, recipe_names
 from recurra.train.run import resume_run, start_run
 
-_DESCRIPTION = """\
-Train a recipe, or resume a run that was stopped. `recurra train RECIPE --help` lists every key that the recipe may
-set."""
 
-
-def train(words: Sequence[str]) -> int:
+def train(arguments: Namespace) -> int:
     """Train; return 0, or 128 + the number of the signal that ended the run early."""
-    own, overrides = split_overrides(words)
-    parser = _parser()
-    arguments = parser.parse_args(own)
     if arguments.help:
-        print(parser.format_help(), recipe_help(arguments.recipe) if arguments.recipe else "", sep="\n")
+        print(arguments.help, recipe_help(arguments.recipe), sep="\n")
         return 0
-    if (arguments.recipe is None) == (arguments.resume is None):
-        parser.error("give either a RECIPE or --resume RUN")
-    if arguments.resume and arguments.run:
-        parser.error("--resume RUN continues in the run's own folder: omit --run")
-    if arguments.checkpoint and not arguments.resume:
-        parser.error("--checkpoint chooses what to resume: add --resume RUN")
     keep_large_blocks()
     with _reporting_together():
-        return _train(arguments, overrides)
+        return _train(arguments)
 
 
-def _train(arguments: Namespace, overrides: Sequence[str]) -> int:
+def _train(arguments: Namespace) -> int:
     if arguments.resume:
-        trainer = resume_run(arguments.resume, checkpoint=arguments.checkpoint or "last", overrides=overrides)
+        trainer = resume_run(arguments.resume, checkpoint=arguments.checkpoint or "last", overrides=arguments.overrides)
     else:
-        trainer = start_run(arguments.recipe, arguments.run, overrides)
+        trainer = start_run(arguments.recipe, arguments.run, arguments.overrides)
     folder = trainer.folder.path
     speaks = trainer.ranks.is_first
     if speaks:
@@ -69,22 +55,6 @@ def _train(arguments: Namespace, overrides: Sequence[str]) -> int:
     if speaks:
         print(_result(trainer))
     return 0
-
-
-def _parser() -> ArgumentParser:
-    parser = command_parser("train", _DESCRIPTION, add_help=False)
-    add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
-    add(
-        "recipe",
-        nargs="?",
-        metavar="RECIPE",
-        help="a YAML file, a name that `recurra recipes` lists, or either with #VARIANT",
-    )
-    add("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
-    add("--resume", metavar="RUN", help="continue the run in this folder")
-    add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
-    return parser
 
 
 def _result(trainer: Trainer) -> str:
@@ -140,17 +110,9 @@ def _is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(x in text for x in lost)
 
 
-def recipes(words: Sequence[str]) -> int:
-    parser = command_parser(
-        "recipes",
-        "List the recipes that come with Recurra: `recurra train NAME` trains one. With a NAME, print that recipe; to "
-        "change it, write it into a file of your own, `recurra recipes NAME > mine.yaml`.",
-        overrides=False,
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
-    name = parser.parse_args(words).name
-    if name is not None:
-        print(read_text(find_recipe(name)), end="")
+def recipes(arguments: Namespace) -> int:
+    if arguments.name is not None:
+        print(read_text(find_recipe(arguments.name)), end="")
         return 0
     console = Console(markup=False)
     if not console.is_terminal:

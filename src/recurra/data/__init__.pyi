@@ -1,11 +1,10 @@
+from recurra._choices import SPLITS, Split
 from recurra.data.batches import (
     IGNORED_TARGET,
-    SPLITS,
     Batch,
     BatchSource,
     DataSet,
     LevelledSource,
-    Split,
     TokenDataSet,
 )
 from recurra.data.corpus import TextCorpus

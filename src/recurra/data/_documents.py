@@ -12,16 +12,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
+from recurra._choices import SPLITS, Source, Split
 from recurra._files.digests import STAMP
 from recurra._files.reading import read_json
 from recurra.checks import sentence
 from recurra.data._files import find_text_files, text_blocks
-from recurra.data.batches import SPLITS, Split
 
-Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
-SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")
 _PIECE_BYTES = 32 * 2**20
 PREPARED = "vocabulary.json"
 """The file of a folder of shards that says what its vocabulary was made of, and for which size."""

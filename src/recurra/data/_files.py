@@ -12,11 +12,11 @@ from typing import BinaryIO
 
 import platformdirs
 
+from recurra._choices import SPLITS, Split
 from recurra._files.digests import BLOCK_BYTES, file_sha256
 from recurra._files.reading import read_json
 from recurra._files.writing import discard, leftovers, locked, replacing, write_json
 from recurra.checks import sentence
-from recurra.data.batches import SPLITS, Split
 
 
 @contextmanager

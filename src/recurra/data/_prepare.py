@@ -19,10 +19,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from recurra._choices import Source
 from recurra._files.digests import file_sha256, read_stamped, write_stamped
 from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import choose, require, require_whole_number, sentence
-from recurra.data._documents import PREPARED, Source, Unit, corpus_path, find_units
+from recurra.data._documents import PREPARED, Unit, corpus_path, find_units
 from recurra.data._files import progress
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.tokenizers import (

@@ -1,7 +1,7 @@
 """Data sets as numbered batches, whose order depends on nothing but a seed and the position in the run."""
 
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from recurra._choices import Split
 from recurra.checks import kind_of, require, require_at_least, sentence
 
 
@@ -139,9 +140,6 @@ class SampleOrder:
 # A batch is a pure function of (seed, epoch, step, rank). Reading one changes nothing in its source, so a run can
 # resume from (epoch, step) alone, and two runs can read the same source.
 
-
-Split: TypeAlias = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 
 IGNORED_TARGET = -100
 """The target of a position that does not count in the loss or in a metric (torch's default `ignore_index`)."""

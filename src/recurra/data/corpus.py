@@ -9,10 +9,11 @@ from typing import BinaryIO, Generic, Literal, TypeVar
 
 import numpy as np
 
+from recurra._choices import SPLITS, Split
 from recurra._files.digests import MANIFEST, file_sha256, json_sha256, read_stamped
 from recurra.checks import choose, require_literal, sentence
 from recurra.data._files import Cache, TextFile, find_text_files, progress, require_splits
-from recurra.data.batches import SHARDS, SPLITS, Split, random_generator
+from recurra.data.batches import SHARDS, random_generator
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
 
 # Increase this when the same text and vocabulary give different tokens than before: old cache entries are then remade.

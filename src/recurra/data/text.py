@@ -9,6 +9,7 @@ from typing import Literal, SupportsIndex
 
 import numpy as np
 
+from recurra._choices import Split, VocabularyKind
 from recurra._files.digests import json_sha256
 from recurra.checks import (
     fields_of,
@@ -27,7 +28,7 @@ from recurra.data._text_batches import (
     PackedSource,
     StreamSource,
 )
-from recurra.data.batches import BatchSource, Split, require_rank
+from recurra.data.batches import BatchSource, require_rank
 from recurra.data.corpus import ENCODERS, TOKENIZER, ShardCorpus, ShardedTokens, TextCorpus
 from recurra.data.tokenizers import TextEncoder
 
@@ -42,7 +43,7 @@ class TextConfig:
     path: str
     """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised. For hf, the name
     of a data set."""
-    vocabulary: Literal["words", "bpe", "bytes"] = "words"
+    vocabulary: VocabularyKind = "words"
     """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes, for shards."""
     tokenizer: str | None = None
     """Take the vocabulary from this file instead of making one from the training file: a tokenizer.json for "bpe", the

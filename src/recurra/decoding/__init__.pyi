@@ -1,4 +1,5 @@
-from recurra.decoding.linear import DTYPES, DecodingLinear, pack_linear_layers
+from recurra._choices import DTYPES
+from recurra.decoding.linear import DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.steps import CompiledStep, StateShapeChanges, TracedStep, prepare
 

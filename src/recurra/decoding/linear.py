@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurra._choices import DTYPES, Numbers
 from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
 from recurra.layers.feed_forward import TiedLinear
@@ -97,9 +98,6 @@ def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: i
 # There is no derivative: asking for one raises.
 
 
-Numbers: TypeAlias = Literal["float32", "bfloat16", "int8", "int4"]
-DTYPES: tuple[Numbers, ...] = get_args(Numbers)
-"""How weights can be kept."""
 MOST_VECTORS = 64
 """Most vectors that are multiplied by float32 weights here; above it torch's product is as fast."""
 _LONG = 16

@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor, nn
 
+from recurra._choices import RECENT_TOKENS
 from recurra.checks import sentence
 from recurra.data.tokenizers import TextEncoder
 from recurra.decoding.linear import MOST_VECTORS
@@ -24,7 +25,7 @@ from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError
 from recurra.state import n_bytes
 from recurra.streams.continuation import TextPieces, encode_first, first_tokens
-from recurra.streams.sampling import RECENT_TOKENS, SamplingConfig, TokenChoice, choose
+from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
 from recurra.streams.snapshot import ModelIdentity
 from recurra.streams.stream import require_evaluation_mode
 

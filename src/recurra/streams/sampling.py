@@ -14,12 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recurra._choices import RECENT_TOKENS
 from recurra.checks import require, require_positive, require_share, require_whole_number, sentence
 from recurra.layers.norms import at_least_float32
 from recurra.ops._toolkit.backends import choose_backend
-
-RECENT_TOKENS = 64
-"""How many of its last tokens a stream remembers, and so how far back a repetition penalty can look."""
 
 
 @dataclass(frozen=True, kw_only=True)

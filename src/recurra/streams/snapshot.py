@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from recurra._choices import RECENT_TOKENS
 from recurra._files.digests import content_digest
 from recurra._files.reading import parse_json
 from recurra._files.weights import read_safetensors
 from recurra._files.writing import replacing
 from recurra.checks import kind_of, sentence
 from recurra.state import fill_in, n_bytes, name_tensors, state_from_plain, state_to_plain
-from recurra.streams.sampling import RECENT_TOKENS
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

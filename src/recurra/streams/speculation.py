@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recurra._choices import RECENT_TOKENS
 from recurra.checks import require_whole_number, sentence
 from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
-from recurra.streams.sampling import RECENT_TOKENS
 from recurra.streams.stream import Continued, Input, Mark, Stream, feed_last
 
 _LONGEST_UNREAD = 32

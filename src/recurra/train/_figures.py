@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from recurra._choices import Split
 from recurra._files.writing import replacing
 from recurra.analysis.cost import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.gates import GateRecord, record_gates
@@ -18,7 +19,6 @@ from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gates import gate_magnitudes, gate_phases, magnitude_activations
 from recurra.analysis.plots.scores import CostPoint, accuracy_over_span
 from recurra.checks import require_at_least, sentence
-from recurra.data.batches import Split
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.registry import DataSizes, VideoSizes, on_meta

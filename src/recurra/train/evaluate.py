@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor, nn
 
+from recurra._choices import TEMPERATURES
 from recurra.checks import kind_of, require, require_positive, sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, BatchSource
 from recurra.data.memory_horizon import SpanAccuracy
@@ -148,14 +149,6 @@ def evaluate(
         seconds=seconds,
         tokens_per_second=n_tokens / seconds,
     )
-
-
-TEMPERATURES = (
-    *(0.3, 0.4, 0.5, 0.6, 0.7),
-    *(round(0.8 + 0.02 * number, 2) for number in range(31)),
-    *(1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0),
-)
-"""What `best_temperature` tries, rising: 0.80, 0.82, ... 1.40, and coarser steps on both sides, from 0.3 to 8."""
 
 
 def best_temperature(model: nn.Module, source: BatchSource) -> float:

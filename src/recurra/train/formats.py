@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple
 
 import yaml
 
 from recurra import convert
+from recurra._choices import Format, GgufType
 from recurra._files.digests import STAMP
 from recurra._files.writing import put_in_place, replace_files, replacing
 from recurra.checks import require, require_literal, sentence
@@ -26,7 +27,6 @@ from recurra.convert.export.programs import gate_layers, require_exportable, sta
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.convert.published.folder import (
     ARCHITECTURES,
-    GgufType,
     from_huggingface,
     model_type_of,
     to_huggingface,
@@ -44,8 +44,6 @@ from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import experiment_name, find_task
 
-Format: TypeAlias = Literal["run", "hf", "safetensors", "published", "gguf"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES = {".safetensors": "safetensors", ".gguf": "gguf"}
 """The formats that are one file."""
 

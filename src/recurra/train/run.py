@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from recurra._choices import Split
 from recurra._files.reading import read_json
 from recurra._files.writing import write_json
 from recurra.checks import sentence
-from recurra.data.batches import DataSet, Split
+from recurra.data.batches import DataSet
 from recurra.data.tokenizers import TextEncoder
 from recurra.models.registry import DataSizes, VideoSizes
 from recurra.train._process import Ranks, is_first_launched

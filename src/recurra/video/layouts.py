@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from recurra._choices import SPLITS, Split
 from recurra._files.reading import read_json, read_text
 from recurra.checks import choose, require, sentence
 from recurra.data._files import Cache, progress
-from recurra.data.batches import SPLITS, Split
 from recurra.registry import Registry
 from recurra.video.reader import VideoError, VideoInfo, probe_video
 

@@ -127,7 +127,6 @@ def _gemma_settings(config: LanguageModelConfig, options: _Options) -> dict[str,
 
 RECURRENT_GEMMA = Architecture(
     model_type="recurrent_gemma",
-    class_name="RecurrentGemmaForCausalLM",
     mixer="rg-lru",
     names={
         "embedding": "model.embed_tokens",
@@ -284,7 +283,6 @@ def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
 
 QWEN3_NEXT = Architecture(
     model_type="qwen3_next",
-    class_name="Qwen3NextForCausalLM",
     mixer=_LINEAR,
     names={
         "embedding": "model.embed_tokens",

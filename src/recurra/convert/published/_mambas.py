@@ -99,7 +99,6 @@ def _is_falcon(config: LanguageModelConfig) -> bool:
 
 MAMBA = Architecture(
     model_type="mamba",
-    class_name="MambaForCausalLM",
     mixer="mamba",
     names=_STACK | {f"blocks.#.mixer.{own}": f"backbone.layers.#.mixer.{name}" for own, name in _MAMBA_1.items()},
     config=_mamba_config,
@@ -110,7 +109,6 @@ MAMBA = Architecture(
 )
 FALCON_MAMBA = MAMBA._replace(
     model_type="falcon_mamba",
-    class_name="FalconMambaForCausalLM",
     config=_falcon_config,
     settings=_falcon_settings,
     fits=_is_falcon,
@@ -150,7 +148,6 @@ def _mamba2_settings(config: LanguageModelConfig, options: _Options) -> dict[str
 
 MAMBA2 = Architecture(
     model_type="mamba2",
-    class_name="Mamba2ForCausalLM",
     mixer="mamba2",
     names=_STACK | {f"blocks.#.mixer.{own}": f"backbone.layers.#.mixer.{name}" for own, name in _MAMBA_2.items()},
     config=_mamba2_config,
@@ -275,7 +272,6 @@ def places_of_attention(mixers: list[str]) -> tuple[int, int]:
 
 JAMBA = Architecture(
     model_type="jamba",
-    class_name="JambaForCausalLM",
     mixer="mamba",
     names={
         "embedding": "model.embed_tokens",

@@ -67,7 +67,6 @@ def _rwkv_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
 
 RWKV = Architecture(
     model_type="rwkv",
-    class_name="RwkvForCausalLM",
     mixer=_TIME,
     names={
         "embedding": "rwkv.embeddings",
@@ -150,7 +149,6 @@ def _factor(channels: int, d_model: int) -> float:
 
 XLSTM = Architecture(
     model_type="xlstm",
-    class_name="xLSTMForCausalLM",
     mixer="mlstm",
     names={
         "embedding": "backbone.embeddings",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recurra._choices import PUBLISHED_CLASSES
 from recurra.checks import sentence
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
@@ -198,8 +199,6 @@ class Architecture(NamedTuple):
 
     model_type: str
     """Its name in config.json."""
-    class_name: str
-    """Transformers' class."""
     mixer: str
     """The mixer here that it is known by."""
     names: Mapping[str, str]
@@ -222,6 +221,11 @@ class Architecture(NamedTuple):
     """Whether it is the embedding unless config.json says otherwise."""
     other_names: Mapping[str, str] = {}
     """Entries that stand under other names, too: these to the usual ones."""
+
+    @property
+    def class_name(self) -> str:
+        """Transformers' class."""
+        return PUBLISHED_CLASSES[self.model_type]
 
 
 def read_config(architecture: Architecture, settings: Settings) -> LanguageModelConfig:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -40,8 +40,6 @@ ARCHITECTURES = {
     one.model_type: one for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
-GgufType: TypeAlias = Literal["f32", "f16", "q8_0"]
-"""What matrices in GGUF files are written in."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _OF_NEW_WEIGHTS = ("min_step", "max_step", "r_min", "r_max")
 """Options of mixers that matter when weights are drawn alone."""

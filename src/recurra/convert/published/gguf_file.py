@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, Keys
 from torch import Tensor
 
+from recurra._choices import GgufType
 from recurra._files.reading import one_line
 from recurra._files.weights import require_finite
 from recurra._files.writing import replacing
@@ -23,7 +24,7 @@ from recurra.convert.portable import PortableModel
 from recurra.convert.published._gguf_tokenizer import read_tokenizer, write_tokenizer
 from recurra.convert.published._mambas import ATTENTION, places_of_attention
 from recurra.convert.published._rules import Settings, listed, rules_of, weights_by_their_names
-from recurra.convert.published.folder import ARCHITECTURES, GgufType, filled, outline_of, published_form
+from recurra.convert.published.folder import ARCHITECTURES, filled, outline_of, published_form
 
 _KINDS = {"mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "jamba": "jamba"}
 """llama.cpp's architecture by transformers' model_type."""

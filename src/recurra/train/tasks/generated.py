@@ -12,17 +12,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from recurra._choices import SPLITS, Split
 from recurra.checks import fields_of, require, require_literal, require_literal_fields, require_whole_number
-from recurra.data.batches import (
-    IGNORED_TARGET,
-    SPLITS,
-    TASKS,
-    Batch,
-    Split,
-    random_generator,
-    require_rank,
-    require_step,
-)
+from recurra.data.batches import IGNORED_TARGET, TASKS, Batch, random_generator, require_rank, require_step
 from recurra.train.evaluate import scaled_accuracy
 from recurra.train.task import TokenTask
 

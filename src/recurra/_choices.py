@@ -1,0 +1,44 @@
+"""The names and values that options take, for the library and for `recurra COMMAND --help`, which loads no torch."""
+
+from typing import Literal, TypeAlias, get_args
+
+Split: TypeAlias = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+VocabularyKind: TypeAlias = Literal["words", "bpe", "bytes"]
+VOCABULARY_KINDS: tuple[VocabularyKind, ...] = get_args(VocabularyKind)
+
+RECIPE_KEYS = ("experiment", "data", "model", "init_from", "lora", "optimizer", "schedule", "averaging", "training")
+"""The keys at the top of a recipe: the fields of `recurra.train.experiment.Experiment`."""
+
+Numbers: TypeAlias = Literal["float32", "bfloat16", "int8", "int4"]
+DTYPES: tuple[Numbers, ...] = get_args(Numbers)
+"""How weights can be kept."""
+
+Format: TypeAlias = Literal["run", "hf", "safetensors", "published", "gguf"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+GgufType: TypeAlias = Literal["f32", "f16", "q8_0"]
+GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
+"""What matrices in GGUF files are written in."""
+PUBLISHED_CLASSES = {
+    "jamba": "JambaForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "rwkv": "RwkvForCausalLM",
+    "xlstm": "xLSTMForCausalLM",
+}
+"""Transformers' classes that can be converted, by the model_type of their config.json."""
+
+RECENT_TOKENS = 64
+"""How many of its last tokens a stream remembers, and so how far back a repetition penalty can look."""
+TEMPERATURES = (
+    *(0.3, 0.4, 0.5, 0.6, 0.7),
+    *(round(0.8 + 0.02 * number, 2) for number in range(31)),
+    *(1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0),
+)
+"""What `best_temperature` tries, rising: 0.80, 0.82, ... 1.40, and coarser steps on both sides, from 0.3 to 8."""
