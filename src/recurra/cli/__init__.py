@@ -1,5 +1,6 @@
 """The command line: `recurra COMMAND`. The function of a command is imported when its arguments have been parsed."""
 
+import logging
 import os
 import re
 import sys
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parse, place, _ = COMMANDS[words[0]]
         given = parse(words[1:])
+        _announce_compiling()
         _import_own(own.modules)
         module, _, function = place.partition(":")
         return int(getattr(import_module(f"recurra.cli.{module}"), function)(given))
@@ -91,6 +93,14 @@ def _let_threads_sleep() -> None:
     """Have torch's threads sleep soon when there is no work, unless the environment says otherwise."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def _announce_compiling() -> None:
+    """Have a terminal told of kernels that are compiled at their first use: nothing else appears in these seconds."""
+    kernels = logging.getLogger("recurra.kernels")
+    if sys.stderr.isatty() and not kernels.handlers:
+        kernels.addHandler(logging.StreamHandler())
+        kernels.setLevel(logging.INFO)
 
 
 def _import_own(modules: Sequence[str]) -> None:

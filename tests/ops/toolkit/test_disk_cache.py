@@ -63,6 +63,17 @@ def test_a_damaged_file_is_made_anew(folder, damage):
     assert call_quietly() == (11, 1)
 
 
+def test_compiling_is_announced_once_and_reading_never(folder, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="recurra.kernels")
+    monkeypatch.setattr(disk_cache, "_has_announced", False)
+    call(), call(plus_two)
+    (said,) = caplog.messages
+    assert f"compiling kernels for this processor, which takes seconds; kept in {folder}" in said
+    monkeypatch.setattr(disk_cache, "_has_announced", False)
+    assert call() == (11, 1)
+    assert len(caplog.messages) == 1
+
+
 def test_on_a_full_disk_kernels_are_compiled_in_memory_with_one_warning(folder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

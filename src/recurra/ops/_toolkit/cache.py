@@ -4,6 +4,7 @@ import functools
 import glob
 import hashlib
 import inspect
+import logging
 import os
 import pickle
 import re
@@ -15,7 +16,8 @@ from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-_has_warned = False
+_LOG = logging.getLogger("recurra.kernels")
+_has_warned = _has_announced = False
 
 
 class _KeyedFiles(IndexDataCacheFile):
@@ -65,11 +67,16 @@ class TolerantCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature; None if there is none or it cannot be read."""
+        global _has_announced
         try:
-            return super().load_overload(sig, target_context)
+            found = super().load_overload(sig, target_context)
         except Exception as error:  # whatever it is that unpickling damaged bytes raises
             self._give_up("read", error)
             return None
+        if found is None and not _has_announced:
+            _has_announced = True
+            _LOG.info("compiling kernels for this processor, which takes seconds; kept in %s", self.cache_path)
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the code for a signature, if it can be written."""
