@@ -110,12 +110,10 @@ def _own_storages(memory: StepMemory, outputs: Sequence[Tensor]) -> list[Tensor]
     return own
 
 
-class _Lowering(TorchDispatchMode):
+class _Recorder:
     """Lets torch run each operation, and writes the instructions for it."""
 
-    def __init__(self, memory: StepMemory) -> None:
-        super().__init__()
-        self._memory = memory
+    _memory: StepMemory
 
     def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,6 +149,14 @@ class _Lowering(TorchDispatchMode):
         if name not in RULES:
             raise StepNotCompiled(f"there is no instruction for {name}")
         return RULES[name]
+
+
+class _Lowering(_Recorder, TorchDispatchMode):
+    """The mode, which inherits its method: torch wraps one that a mode defines, and loads its compiler, for seconds."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        super().__init__()
+        self._memory = memory
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

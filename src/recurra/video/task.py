@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from recurra._files.reading import read_text
 from recurra._files.writing import replacing
 from recurra.analysis.gradient_flow import Thinned
-from recurra.analysis.plots.figure import save_png
-from recurra.analysis.plots.scores import contact_sheet
 from recurra.checks import require, require_positive, sentence
 from recurra.data.batches import IGNORED_TARGET, DataSet
 from recurra.models.registry import ModelEntry, VideoSizes
@@ -305,6 +303,9 @@ class ContactSheet:
 
     def draw(self, folder: Path, name: str) -> Path:
         """Draw the sheet as FOLDER/NAME.png, and return its path."""
+        from recurra.analysis.plots.figure import save_png  # loads matplotlib
+        from recurra.analysis.plots.scores import contact_sheet
+
         times, frames = zip(*self.frames.items)
         ends, probabilities = zip(*self.segments.items)
         figure = contact_sheet(torch.stack(frames), times, ends, torch.stack(probabilities), self.class_names)
