@@ -141,6 +141,12 @@ def unchecked(monkeypatch):
 
 
 @pytest.fixture
+def restored(monkeypatch):
+    """Give a registry back its entries after the test: all of them, for no module registers what it has twice."""
+    return lambda registry: monkeypatch.setattr(registry, "_entries", {name: registry[name] for name in registry})
+
+
+@pytest.fixture
 def poisoned_memory():
     """Fill every fresh tensor with NaN, so that an element that nobody wrote is seen."""
     torch.use_deterministic_algorithms(True)

@@ -95,11 +95,11 @@ def workplace(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("page", SNIPPETS)
-def test_snippets_run(page, workplace, monkeypatch):
+def test_snippets_run(page, workplace, monkeypatch, restored):
     snippets = _blocks(page, "python")
     assert snippets
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(registry._mixers, "_entries", dict(registry._mixers._entries))  # a page registers a mixer
+    restored(registry._mixers)  # a page registers a mixer
     if any("transformers" in snippet for snippet in snippets):
         pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
         assert main(["export", "hf", RUN, "FOLDER", "--force"]) == 0

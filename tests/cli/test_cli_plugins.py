@@ -39,7 +39,7 @@ def test_a_plugin_that_fails_is_named_with_its_package(installed, capsys):
     )
 
 
-def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
+def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch, restored):
     (tmp_path / "own_mixer_of_a_test.py").write_text(
         "from recurra.mixers import register_mixer\n"
         "from recurra.mixers.min_gru import MinGRU\n"
@@ -51,7 +51,7 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["train", str(text_recipe), "--run", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
     list(_mixers)  # imports those of the package, which register themselves once
-    monkeypatch.setattr(_mixers, "_entries", dict(_mixers._entries))  # what it registers ends with the test
+    restored(_mixers)  # what it registers ends with the test
     assert main(words) == 2
     assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
 

@@ -145,12 +145,12 @@ def test_an_option_of_another_algorithm_is_refused(algorithm, field, value):
         OptimizerConfig(algorithm=algorithm, **{field: value})
 
 
-def test_an_optimiser_of_ones_own_gets_its_groups_and_options(toy_model, monkeypatch):
+def test_an_optimiser_of_ones_own_gets_its_groups_and_options(toy_model, restored):
     class Signs(torch.optim.Optimizer):
         def __init__(self, groups, lr, scale=1.0):
             super().__init__(groups, {"lr": lr, "scale": scale})
 
-    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
+    restored(optimizer_registry._optimizers)
     assert register_optimizer("signs")(Signs) is Signs
     assert "signs" in list_optimizers()
     config = OptimizerConfig(algorithm="signs", learning_rate=0.3, weight_decay=0.2, own_options={"scale": 2.0})

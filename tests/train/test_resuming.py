@@ -156,8 +156,8 @@ class RowMeans(torch.optim.SGD):
         super().load_state_dict({key: value for key, value in saved.items() if key != "n_steps"})
 
 
-def test_a_registered_optimiser_resumes_or_refuses_before_anything_changes(monkeypatch, make_trainer):
-    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
+def test_a_registered_optimiser_resumes_or_refuses_before_anything_changes(restored, make_trainer):
+    restored(optimizer_registry._optimizers)
     register_optimizer("row-means")(RowMeans)
     settings = {"optimizer": {"algorithm": "row-means"}, "epochs": 1, "save_every": 5}
     whole = make_trainer(**settings)
