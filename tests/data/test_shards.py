@@ -405,7 +405,6 @@ def test_mixtures_draw_by_weight(corpus, shards, tmp_path):
     ("given", "message"),
     [
         ({"sampling": "packed"}, "data.sampling is 'packed'; expected packed only for shards"),
-        ({"vocabulary": "bytes"}, "data.vocabulary is 'bytes'"),
         ({"mixture": {"a": 1.0}}, "data.mixture is "),
         ({"source": "shards", "sampling": "windows", "mixture": {"a": float("inf")}}, "data.mixture is "),
     ],

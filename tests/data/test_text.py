@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,16 @@ def test_ranks(folder, sampling):
     assert (targets[1] == IGNORED_TARGET).all()
     with pytest.raises(ValueError, match=r"data\.batch_size is 4; expected a multiple of world_size = 3"):
         config.build(rank=0, world_size=3)
+
+
+def test_bytes_of_a_folder(folder):
+    data = TextConfig(folder, vocabulary="bytes").build()
+    assert data.vocab_size == 256
+    assert bytes(data.tokens("train").tolist()).decode() == TRAIN
+    assert data.decode(data.tokens("train").tolist()) == TRAIN
+    Path(folder, "train.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="no train file"):
+        TextConfig(folder, vocabulary="bytes").build()
 
 
 def test_bpe_trained_and_loaded(folder, tmp_path):

@@ -9,7 +9,7 @@ from typing import BinaryIO, Generic, Literal, TypeVar
 
 import numpy as np
 
-from recurra._choices import SPLITS, Split
+from recurra._choices import SPLITS, Split, VocabularyKind
 from recurra._files.digests import MANIFEST, file_sha256, json_sha256, read_stamped
 from recurra.checks import choose, require_literal, sentence
 from recurra.data._files import Cache, TextFile, find_text_files, progress, require_splits
@@ -66,15 +66,15 @@ class TextCorpus(_Corpus[np.ndarray]):
         cls,
         path: str | os.PathLike[str],
         *,
-        vocabulary: Literal["words", "bpe"] | TextEncoder = "words",
+        vocabulary: VocabularyKind | TextEncoder = "words",
         bpe_vocab_size: int | None = None,
         cache: str | os.PathLike[str] | None = None,
     ) -> "TextCorpus":
         """Read the corpus in a folder, and encode it the first time.
 
         path: a folder with a train, a valid and a test file (`find_text_files` lists the names that it recognises).
-        vocabulary: "words" or "bpe" makes one from the training file ("bpe" with `bpe_vocab_size` tokens); an encoder
-            is used as it is, and the folder then needs only one of the three files.
+        vocabulary: "words" or "bpe" makes one from the training file ("bpe" with `bpe_vocab_size` tokens), "bytes" is
+            that of UTF-8; an encoder is used as it is, and the folder then needs only one of the three files.
         cache: the folder for the encoded splits; None for one in the user's cache folder (see `Cache`).
 
         Raises OSError for files that are missing or a cache folder that cannot be written, and ValueError for files
@@ -87,9 +87,10 @@ class TextCorpus(_Corpus[np.ndarray]):
         files = find_text_files(folder)
         store = Cache(folder, cache)
         if isinstance(vocabulary, str):
-            require_literal(Literal["words", "bpe"], vocabulary=vocabulary)
+            require_literal(VocabularyKind, vocabulary=vocabulary)
             require_splits(folder, files)
-            encoder = _make_encoder(files["train"], bpe_vocab_size, store)
+            is_bytes = vocabulary == "bytes"
+            encoder = ByteEncoder() if is_bytes else _make_encoder(files["train"], bpe_vocab_size, store)
         else:
             encoder = vocabulary
         tokens = {split: _encoded(split, file, encoder, store) for split, file in files.items()}

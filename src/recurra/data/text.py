@@ -44,7 +44,7 @@ class TextConfig:
     """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised. For hf, the name
     of a data set."""
     vocabulary: VocabularyKind = "words"
-    """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes, for shards."""
+    """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes."""
     tokenizer: str | None = None
     """Take the vocabulary from this file instead of making one from the training file: a tokenizer.json for "bpe", the
     output of Vocabulary.save for "words"."""
@@ -114,7 +114,6 @@ class TextConfig:
             (drawn or not self.half_length_share, "half_length_share", "0 without data.length_deviation"),
             (streams or not self.shifted_epochs, "shifted_epochs", "false unless data.sampling is streams"),
             (not of_files or self.sampling != "packed", "sampling", "packed only for shards"),
-            (not of_files or self.vocabulary != "bytes", "vocabulary", "bytes only for shards"),
             (self.source == "hf" or self.subset is None, "subset", "null unless data.source is hf"),
             (self.source not in ("folder", "shards") or self.text_field == "text", "text_field",
              "text, for data without columns"),
@@ -134,8 +133,7 @@ class TextConfig:
         own = None if self.tokenizer is None else self.load_tokenizer(self.tokenizer)
         if self.source != "folder":
             return TextData(self, _open_shards(self, own), rank=rank, world_size=world_size)
-        assert self.vocabulary != "bytes"  # checked above
-        vocabulary: Literal["words", "bpe"] | TextEncoder = self.vocabulary if own is None else own
+        vocabulary: VocabularyKind | TextEncoder = self.vocabulary if own is None else own
         corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=self.bpe_vocab_size, cache=self.cache)
         return TextData(self, corpus, rank=rank, world_size=world_size)
 
