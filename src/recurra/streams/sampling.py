@@ -22,9 +22,9 @@ from recurra.ops._toolkit.backends import choose_backend
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How the next token is chosen; the default draws from the model's own probabilities.
+    """How to choose the next token; the default draws from the model's own probabilities.
 
-    The settings apply in the order listed here, each to the logits that the previous one left.
+    The settings apply in the order listed here, each to the logits from the previous one.
 
     Raises:
         TypeError: `repetition_window`, `top_k` or a token of `logit_bias` is not a whole number.
@@ -97,7 +97,7 @@ def sample(
     Args:
         logits: the model's output after the last token.
         config: how to choose.
-        generator: the only source of chance, on the logits' device; unused at temperature 0.
+        generator: the only source of randomness, on the logits' device; unused at temperature 0.
         recent: the last tokens of each row, oldest first, for the repetition penalty; None for none.
         counts: how often each token was generated, for the presence and frequency penalties; None for never.
 
@@ -115,7 +115,7 @@ def distribution(
     recent: Int[Tensor, "*batch n"] | None = None,
     counts: Int[Tensor, "*batch V"] | None = None,
 ) -> Float[Tensor, "*batch V"]:
-    """Give the probabilities, in float64, from which `sample` draws; at temperature 0 all of it is on one token.
+    """Return the probabilities, in float64, from which `sample` draws; at temperature 0, one token has probability 1.
 
     Arguments and errors are those of `sample`.
     """
@@ -233,7 +233,7 @@ def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*b
 
 
 def greedy(logits: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch"]:
-    """Give the likeliest token, the first one if several are equal. Raises ValueError as `draw`."""
+    """Return the likeliest token, or the first of several equal ones. Raises ValueError like `draw`."""
     _require_a_distribution(logits)
     return logits.argmax(-1)
 

@@ -101,7 +101,7 @@ class _DraftAhead:
 
 @dataclass
 class Drafts:
-    """What has become of the drafts so far."""
+    """Counts of drafted and accepted tokens so far."""
 
     n_drafted: int = 0
     """Tokens that were drafted."""
@@ -117,26 +117,26 @@ class Drafts:
 
 
 class Speculation(Continued):
-    """A stream that is continued with drafts from another one, of a smaller model.
+    """A stream that is continued with drafts from a stream of a smaller model.
 
         speculation = Speculation(Stream(model, tokenizer), Stream(small_model, tokenizer))
         speculation.feed("the company said")
         text = "".join(speculation.generate_text(100))
         print(speculation.drafts.acceptance_rate)
 
-    In rounds, the draft model chooses a few tokens one by one, the model reads them in one call, and a rule accepts as
-    many as keep its own distribution: the tokens are distributed as `Stream.generate` distributes them, and at
-    temperature 0 they are the same, up to the rounding of logits. After a rejection the stream goes back to the state
-    before the call; the accepted tokens are read again in front of the next draft.
+    In each round, the draft model chooses a few tokens one by one, the model reads them in one call, and a rule accepts
+    as many as leave its own distribution unchanged: the tokens have the same distribution as those of
+    `Stream.generate`, and at temperature 0 they are the same, up to rounding of the logits. After a rejection, the
+    stream returns to the state before the call and reads the accepted tokens again together with the next draft.
 
-    A seed gives the same tokens again, but not those that it gives without drafts. Once the iterator of `generate` has
-    ended or is closed, the stream has read all tokens that it gave out; in between, it may be behind.
+    The same seed gives the same tokens again, but not the same as without drafts. When the iterator of `generate` has
+    ended or is closed, the stream has read all tokens that were yielded; until then, it may be behind.
 
     Args:
         stream: the stream to continue; it may have read something.
-        draft: a stream of the draft model, of the same vocabulary. If it has read nothing, it starts with the last
-            tokens that the other remembers.
-        n_drafted: tokens of a draft.
+        draft: a stream of the draft model, of the same vocabulary. If it has read nothing, it starts with the recent
+            tokens of `stream`.
+        n_drafted: number of tokens per draft.
 
     Raises:
         TypeError: n_drafted is not a whole number.
@@ -218,7 +218,7 @@ def accept(
     shares: Sequence[Float[Tensor, " V"]],
     generator: torch.Generator,
 ) -> tuple[int, int]:
-    """Accept as many drafted tokens as keep the model's distribution, and choose the token after them.
+    """Accept as many drafted tokens as leave the model's distribution unchanged, and choose the token after them.
 
     Token i is accepted with probability min(1, p_i / q_i). The one after the last that is accepted is drawn from
     max(p - q, 0), normalised, if a token was rejected there, and from p if none was (Leviathan et al., algorithm 1).

@@ -41,14 +41,14 @@ Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
 
 
 class Mark(NamedTuple):
-    """A place in a stream of `model` to go back to. It holds the state itself, so making one costs a reference."""
+    """A position in a stream of `model` to go back to. It refers to the state, so it costs no memory of its own."""
 
     stream: StreamState
     model: nn.Module
 
 
 class Continued(ABC):
-    """What can be continued: a stream, with drafts of a smaller model or without."""
+    """A stream that can be continued, with or without drafts from a smaller model."""
 
     @abstractmethod
     def _tokens(self, config: GenerationConfig) -> Iterator[int]: ...
@@ -65,14 +65,14 @@ class Continued(ABC):
         seed: int | torch.Generator = 0,
         stop_tokens: Collection[int] = (),
     ) -> Iterator[int]:
-        """Choose tokens, one after the other; a `Stream` reads each before it is given out.
+        """Choose tokens one by one; a `Stream` reads each token before it yields it.
 
         Args:
-            max_tokens: maximum number of tokens; None generates without end.
+            max_tokens: maximum number of tokens; None for no limit.
             sampling: how to choose; None draws from the model's own probabilities.
             seed: of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
                 tokens.
-            stop_tokens: generation ends after any of these, which is given out too.
+            stop_tokens: generation ends after any of these tokens, which is also yielded.
 
         Raises:
             TypeError, ValueError: the stream has read nothing yet, an argument is out of range, or the model's outputs
@@ -90,11 +90,11 @@ class Continued(ABC):
         sampling: SamplingConfig | None = None,
         seed: int | torch.Generator = 0,
     ) -> Iterator[str]:
-        """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
+        """Continue the stream's text piece by piece; other arguments as for `generate`.
 
-        A piece is the text of one token; letters are given out whole. The stream ends at the first of the texts in
-        `stop`, which is left out. Errors are those of `generate`; or there is no tokenizer, or a text to stop at is
-        empty.
+        A piece is the text of one token; characters of several tokens are yielded whole. Generation ends at the first
+        of the texts in `stop`, which is left out. Raises what `generate` raises, and ValueError if there is no
+        tokenizer or a text in `stop` is empty.
         """
         text = self.generated_text(stop)
         return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
@@ -103,17 +103,17 @@ class Continued(ABC):
 class Stream(Continued):
     """A model and the state of one stream through it.
 
-    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position: for a
-    recurrence this is constant in size. None of these is ever changed in place, so twins and snapshots cost nothing.
-    There are no gradients. The weights must not change while the stream lives.
+    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position; for a
+    recurrence, their size is constant. None of these is ever changed in place, so forks and snapshots cost nothing.
+    Streams compute no gradients. The weights must not change while a stream is in use.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
             load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
-        runner: a form of the model to run instead of it, with the same states and outputs, such as what
-            `recurra.decoding.prepare` returns. Saved streams belong to the model: one saved with another
-            runner can be loaded.
+        runner: a module to run instead of the model, with the same states and outputs, such as
+            `recurra.decoding.prepare` returns. Saved streams belong to the model, so a stream saved with another runner
+            can be loaded.
 
     Raises:
         ValueError: the model is in training mode.
@@ -130,12 +130,12 @@ class Stream(Continued):
 
     @property
     def position(self) -> int:
-        """How many tokens the stream has read."""
+        """Number of tokens read."""
         return self._now.position
 
     @property
     def state(self) -> Any:
-        """The model's state, of batch 1; None at the start of the stream. It may go on into a call with gradients."""
+        """The model's state, of batch 1; None at the start of the stream. Calls with gradients can continue from it."""
         # copied if made in inference mode: no call that records gradients would take it
         return map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, self._now.model_state)
 
@@ -152,21 +152,21 @@ class Stream(Continued):
         return self._now.logits.clone()
 
     def reset(self) -> None:
-        """Go back to the start of a stream."""
+        """Go back to the start of the stream."""
         self._now = StreamState()
 
     def fork(self) -> "Stream":
-        """Give a twin that continues from here independently."""
+        """Return a copy of the stream that continues from here independently."""
         twin = Stream(self.model, self.tokenizer, runner=self.runner)
         twin._now, twin._identity = self._now, self._identity
         return twin
 
     def mark(self) -> Mark:
-        """Remember this place, to `rewind` to it at any later time. Unlike a snapshot, a mark cannot be saved."""
+        """Return a mark for `rewind` at the current position. Unlike a snapshot, a mark cannot be saved."""
         return Mark(self._now, self.model)
 
     def rewind(self, mark: Mark) -> None:
-        """Go back, or ahead, to a mark, exactly: one of this stream, or of any stream of the same model object.
+        """Go exactly to a mark, earlier or later, of this stream or of any other stream of the same model object.
 
         Raises ValueError if it is a mark in a stream of another model.
         """
@@ -176,10 +176,10 @@ class Stream(Continued):
         self._now = mark.stream
 
     def feed(self, what: Input) -> Float[Tensor, " V"]:
-        """Read any number of tokens, or a text, and give the logits after the last one.
+        """Read any number of tokens, or a text, and return the logits after the last token.
 
-        Each text is encoded separately. A text at the start of the stream follows the tokens that its tokenizer puts in
-        front, if it has any (<bos>). An empty input leaves the stream unchanged.
+        Each text is encoded separately. At the start of the stream, the tokenizer's prefix tokens (<bos>), if any, are
+        put before a text. An empty input leaves the stream unchanged.
 
         Raises:
             ValueError: a text without a tokenizer, a tensor that is not one-dimensional, an empty input at the start of
@@ -196,15 +196,15 @@ class Stream(Continued):
         return self.logits
 
     def step(self, token: int) -> Float[Tensor, " V"]:
-        """Read one token and give the logits after it. Raises what `feed` raises."""
+        """Read one token and return the logits after it. Raises what `feed` raises."""
         return self.feed([token])
 
     def advance(self, tokens: Int[Tensor, " L"], logits: Float[Tensor, " V"], state: Any) -> None:
-        """Take the results of reading `tokens` elsewhere, from this stream's state (see `Streams.feed`)."""
+        """Accept the results of reading `tokens` elsewhere, starting from this stream's state (see `Streams.feed`)."""
         self._now = self._now.after(tokens, logits, state)
 
     def encode(self, what: Input) -> Int[Tensor, " L"]:
-        """Give an input's tokens on the model's device. Raises what `feed` raises."""
+        """Return an input's tokens on the model's device. Raises what `feed` raises."""
         device = next(self.model.parameters()).device
         if isinstance(what, str):
             tokenizer = self._require_tokenizer()
@@ -245,11 +245,11 @@ class Stream(Continued):
             yield token
 
     def snapshot(self) -> Snapshot:
-        """Give the stream as it is now; what it does later does not change that."""
+        """Return the stream's current state as a value that later calls do not change."""
         return Snapshot(self._now, self._model_identity())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back, or ahead, to a snapshot. Raises ValueError if it is of another model."""
+        """Go to a snapshot, earlier or later. Raises ValueError if it belongs to another model."""
         require_same_model(snapshot.model, self._model_identity(), "the snapshot")
         self._now = snapshot.stream
 
@@ -262,7 +262,8 @@ class Stream(Continued):
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is damaged, foreign, or of another model: other settings, or other weights.
+            ValueError: the file is damaged, is not a saved stream, or belongs to a model with other settings or
+                weights.
         """
         self._now = read_snapshot(Path(path), self.model, self._model_identity()).stream
 
@@ -346,7 +347,7 @@ _Running: TypeAlias = dict[Hashable, tuple[Stream, Generation]]
 
 
 class Streams(Mapping[Hashable, Stream]):
-    """Streams by name. Each is a `Stream`, which can be used alone or, with `feed` and `generate`, beside others.
+    """Streams by name. Each is a `Stream` that can be used alone, or together with others by `feed` and `generate`.
 
     Args:
         model, tokenizer, runner: as for `Stream`.
@@ -378,15 +379,15 @@ class Streams(Mapping[Hashable, Stream]):
         return len(self._streams)
 
     def open(self, name: Hashable) -> Stream:
-        """Start a stream. Raises ValueError if the name is taken."""
+        """Open a new stream. Raises ValueError if the name is taken."""
         return self._add(name, self._new.fork())
 
     def fork(self, name: Hashable, twin: Hashable) -> Stream:
-        """Start the stream `twin` where `name` is now. Raises KeyError or ValueError as `close` and `open`."""
+        """Fork the stream `name` into a new one, `twin`. Raises KeyError or ValueError like `close` and `open`."""
         return self._add(twin, self._streams[name].fork())
 
     def close(self, name: Hashable) -> None:
-        """End a stream and forget it. Raises KeyError if there is none of that name."""
+        """Close and remove a stream. Raises KeyError if there is no stream of that name."""
         del self._streams[name]
 
     def _add(self, name: Hashable, stream: Stream) -> Stream:
@@ -397,11 +398,11 @@ class Streams(Mapping[Hashable, Stream]):
         return stream
 
     def feed(self, inputs: Mapping[Hashable, Input]) -> dict[Hashable, Float[Tensor, " V"]]:
-        """Feed several streams side by side and give the logits after each one's last token.
+        """Feed several streams together and return the logits after each one's last token.
 
-        Each stream gets the result that it would get alone, to the precision of the model's arithmetic; `feed_together`
-        says which are batched. An empty input leaves its stream unchanged. If one input is refused, no stream has read
-        anything.
+        Each stream gets the same result as it would alone, up to the precision of the model's arithmetic;
+        `feed_together` says which are batched. An empty input leaves its stream unchanged. If one input is refused, no
+        stream reads anything.
 
         Raises:
             KeyError: there is no stream of that name.
