@@ -37,7 +37,7 @@ def gate_loop(
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "N H d_qk d_v"]]:
     """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop (7)-(9)).
 
-    For d_h > 1 GateLoop (7) lets a_n act on the value side and GateLoop (15)-(21) on the key side; they agree when a_n
+    For d_h > 1, a_n acts on the value side in GateLoop (7) and on the key side in GateLoop (15)-(21); they agree if a_n
     is one scalar per head. Here a_n is that scalar, or a vector on the key side.
 
     Args:
@@ -62,11 +62,11 @@ def gate_loop(
                 (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and "scan" for the rest. "scan" also if torch.export traces
                 it for any length.
         backend: as for `recurra.linear_scan`. "scan", "chunk" and "fused" have kernels.
-        cu_seqlens: the borders of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
+        cu_seqlens: the offsets of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
             Each sequence is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L
             (`recurra.lengths.PackedSequences`); nothing passes from one to another.
-        reset: True where a sequence of the batch starts anew: that step is the first of a new one, from zeros. These
-            are transitions of 0: no gradient passes, but 0 times NaN or infinity is NaN.
+        reset: True at the first step of each new sequence, which starts from zeros. The transition there is 0: no
+            gradient passes, but 0 times NaN or infinity is NaN.
 
     Returns:
         y, complex if an input is, and h_L. float16 and bfloat16 are computed in float32; a real y has the type of q, k

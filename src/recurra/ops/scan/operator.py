@@ -248,26 +248,26 @@ def linear_scan(
         a: the transitions, of any shape that broadcasts to b's: (B, L, *channels), (L, *channels), (*channels,) ...
         b: the inputs, (B, L, *channels).
         h0: the state before the first step (after the last one if `reverse`), (B, *channels); zeros if None.
-        reverse: walk from the last step to the first: h_t = a_t h_{t+1} + b_t.
+        reverse: run from the last step to the first: h_t = a_t h_{t+1} + b_t.
         backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
-            interpreter, for tests), or "auto", the fastest that can run here. A backend named explicitly runs or
-            raises.
-        out: a tensor like the result, to write it into; only for the CPU kernel and where no gradient is needed. It
-            saves the page faults of fresh memory, which take most of the time of a large result (without `out`, huge
-            pages reduce them where the system gives any). `out` can be a or b itself, and h0 can lie in it; it must
-            not overlap a or b in any other way.
-        cu_seqlens: the borders of N packed sequences in b (1, T, *channels): N + 1 ascending integers from 0 to T. The
+            interpreter, for tests), or "auto", the fastest that can run here. A backend named explicitly is used, or
+            the call raises.
+        out: an existing tensor of the result's shape and type to write into; only for the CPU kernel, and only if no
+            gradient is needed. This avoids page faults in newly allocated memory, which can take most of the time for a
+            large result (without `out`, there are fewer of them if the system provides huge pages). `out` can be a or b
+            itself, and h0 can be part of it; it must not overlap a or b in any other way.
+        cu_seqlens: the offsets of N packed sequences in b (1, T, *channels): N + 1 ascending integers from 0 to T. The
             recurrence starts again at each, from its own h0 (N, *channels). It is still one scan, with transitions of 0
-            at the borders: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the sequences
-            that follow. The states after the sequences are h[0, cu_seqlens[1:] - 1] if none is empty.
-        reset: True where a sequence starts: that step is its first, from zeros (in either direction, no state passes
-            between it and the step before). These are transitions of 0 too, as at borders.
+            at the offsets: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the following
+            sequences. The states after the sequences are h[0, cu_seqlens[1:] - 1] if none is empty.
+        reset: True at the first step of each new sequence, which starts from zeros (in either direction, no state
+            passes between this step and the one before). These transitions are 0 too, as with `cu_seqlens`.
 
     Returns:
-        h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
+        h, (B, L, *channels), in the type to which a, b and h0 promote. float16 and bfloat16 are computed in float32.
 
-    Every backend can be differentiated in a, b and h0 any number of times. On the CPU kernel a real scan equals the
-    reference bit for bit, NaN and infinity included.
+    Every backend can be differentiated with respect to a, b and h0 any number of times. On the CPU kernel a real scan
+    equals the reference bit for bit, NaN and infinity included.
 
     Raises:
         TypeError: an argument is not a tensor, or has an integer type.
