@@ -275,23 +275,23 @@ _MANY = 16  # weights: with fewer, shifted products are faster than transforms
 class ShortConvolution(nn.Module):
     """y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}: every channel has its own filter of K = `kernel_size` steps.
 
-    An activation is the caller's. The last weight meets the step itself, as in `torch.nn.Conv1d` over inputs padded on
-    the left.
+    The caller applies any activation. The last weight multiplies the current step, as in `torch.nn.Conv1d` over inputs
+    padded on the left.
 
     The weights have the names, shapes (D, 1, K) and start of `torch.nn.Conv1d(D, D, K, groups=D)`, so that published
     ones load. The state is the last K - 1 counted inputs (B, K - 1, D), the oldest first: in x's own layout, a step
     appends its input and reads K rows. It is float32 or better, and so is the sum, whatever the precision of x.
 
-    Padding may stand anywhere. With a mask the counted steps are brought together, convolved, and put back, so a mixer
-    around this layer can set `skips_padding`.
+    Padding may be anywhere. With a mask, the unmasked steps are gathered, convolved, and put back, so a mixer that uses
+    this layer can set `skips_padding`.
 
     It adds K shifted products, in one kernel on a CPU, which is faster there than `torch.nn.functional.conv1d`
     (docs/lab-log.md). From 16 weights on, long pieces go through the fast Fourier transform.
 
     Args:
         channels: D.
-        kernel_size: K, the step itself included.
-        bias: add a learned number a channel.
+        kernel_size: K, including the current step.
+        bias: whether to add a learned bias per channel.
 
     Raises:
         ValueError: a size is below 1.

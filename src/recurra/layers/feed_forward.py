@@ -13,7 +13,7 @@ from recurra.layers.norms import at_least_float32
 
 
 class FeedForward(nn.Sequential):
-    """Linear, GELU, dropout, Linear, on each step by itself (GateLoop App. C: "a simple FNN"; GELU is our choice)."""
+    """Linear, GELU, dropout, Linear, on each step separately (GateLoop App. C: "a simple FNN"; GELU is our choice)."""
 
     def __init__(self, d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> None:
         super().__init__(

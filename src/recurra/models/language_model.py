@@ -23,7 +23,7 @@ class MixerBlock(nn.Module):
     Args:
         mixer: the time mixing layer, `(x, state) -> (y, state)`.
         norm: the norm before it.
-        dropout: probability of dropping a channel of what the block adds.
+        dropout: probability of dropping a channel of what the block adds to x.
     """
 
     def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
@@ -46,7 +46,7 @@ class MixerBlock(nn.Module):
 class Block(MixerBlock):
     """x = x + TimeMixing(norm(x)); x = x + FFN(norm(x)).
 
-    Arguments as those of `MixerBlock`, and the network of each step with its norm.
+    Arguments as for `MixerBlock`, and the feed-forward network with its norm.
     """
 
     def __init__(

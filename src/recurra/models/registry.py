@@ -22,9 +22,9 @@ _WRITERS |= {function for name, function in vars(nn.init).items() if name.endswi
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Make models without memory for their weights, and without drawing any.
+    """Create models without allocating or initialising their weights.
 
-    `torch.device("meta")` alone does the former; skipping the draws halves the time to outline a model of many layers.
+    `torch.device("meta")` alone allocates nothing; skipping initialisation halves the time for a model of many layers.
     """
     with torch.device("meta"), _Undrawn():
         yield
@@ -57,7 +57,7 @@ else:
 
 
 class DataSizes(NamedTuple):
-    """What a model of tokens takes from its data.
+    """Sizes that a token model takes from its data.
 
     `segment_length` is None if the data have no segments.
     """
@@ -68,7 +68,7 @@ class DataSizes(NamedTuple):
 
 
 class VideoSizes(NamedTuple):
-    """What a model of videos takes from its data: the frames of a segment, the pixels of an edge."""
+    """Sizes that a video model takes from its data: frames per segment, and pixels per edge."""
 
     n_classes: int
     n_frames: int
@@ -82,7 +82,7 @@ def from_data(*, optional: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What every configuration of a model can do; its class is registered with the model's."""
+    """Base class of model configurations; each is registered together with its model class."""
 
     @classmethod
     def sizes_from_data(cls) -> list[str]:
@@ -185,7 +185,7 @@ def register_model(
 
 
 def list_models(reads: type | None = None) -> list[ModelEntry]:
-    """List the registered models by name; those that read `DataSizes` or `VideoSizes` only, if given."""
+    """List the entries of all registered models, or only of those that read `DataSizes` or `VideoSizes`."""
     entries = [_models[name] for name in _models]
     return [entry for entry in entries if reads is None or entry.reads is reads]
 
