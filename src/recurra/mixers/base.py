@@ -23,7 +23,7 @@ _MEND = "pass the state that this module returned for these streams (recurra.sta
 
 
 class Dim(NamedTuple):
-    """A dimension of a state that counts steps: of any size up to `most`, without bound if that is None.
+    """A state dimension that counts steps: of any size up to `most`, or unbounded if `most` is None.
 
     Dimensions of the same name have the same size.
     """
@@ -33,7 +33,7 @@ class Dim(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """A tensor of a state apart from its batch: real, or complex, and float32 or better in any case."""
+    """The shape of a state tensor without the batch dimension; real or complex, and always float32 or better."""
 
     shape: tuple[int | Dim, ...]
     is_complex: bool = False
@@ -54,7 +54,7 @@ class _Across(Protocol):
 
 
 class Mixer(nn.Module, ABC):
-    """A module over time: it owns what all mixers share, and a mixer writes `mix` and nothing about lengths.
+    """Base class of mixers: a subclass declares its state and defines `mix`, with no code for padding or packing.
 
         class Average(Mixer):
             def __init__(self, d_model: int) -> None:
@@ -63,32 +63,33 @@ class Mixer(nn.Module, ABC):
             def mix(self, x, state, mask):
                 ...
 
-    The base class checks what comes in, starts streams, and runs padded and packed sequences. The layout given to
-    `__init__` says what a state must look like: another module's state is refused before any kernel sees it. States are
-    float32 or complex64 whatever the precision of the inputs, and float64 or complex128 in a float64 layer.
+    The base class checks inputs, starts streams, and runs padded and packed sequences. The layout passed to `__init__`
+    describes the state, so another module's state is refused before it reaches a kernel. States are float32 or
+    complex64 for any precision of the inputs, and float64 or complex128 in a float64 layer.
 
     Args:
         d_model: channels of x and y.
         state_class: the NamedTuple that is the state.
-        specs: its tensors, by the names of its fields.
+        specs: the shapes of its tensors, by field name.
     """
 
     skips_padding: ClassVar[bool] = False
-    """Whether `mix` takes a mask, and lets the state pass through where it is False (transitions of 1, inputs of 0). If
+    """Whether `mix` takes a mask and leaves the state unchanged where it is False (transitions of 1, inputs of 0). If
     not, it never sees padding: sequences of different lengths run in pieces."""
     masks_products: ClassVar[bool] = False
-    """Whether `mix` multiplies by the zeros of a mask, which turn an infinity or NaN of a later step into NaN. A call
-    is then cut before such a step of x, and the backward pass leaves out such steps of the gradient of y: the gradients
-    of x up to there, of the state and of all parameters are NaN. On other devices than the CPU, in traces and under
-    torch.func nobody looks: there an infinity makes earlier outputs of its window or segment NaN."""
+    """Whether `mix` multiplies by the zeros of a mask, so that an infinity or NaN of a later step becomes NaN. A call
+    is then cut before a step of x that is not finite, and the backward pass leaves out steps at which the gradient of y
+    is not finite: the gradients of x up to there, of the state and of all parameters are NaN. This is not checked on
+    devices other than the CPU, in traces or under torch.func: an infinity then makes earlier outputs of its window or
+    segment NaN."""
     starts_from_none: ClassVar[bool] = False
-    """Whether `mix` takes None for the start of a stream, because it has a shorter way from there."""
+    """Whether `mix` accepts None at the start of a stream, because it has a faster path from there."""
 
     is_linear_recurrence: ClassVar[bool] = False
-    """Whether the state is that of one linear recurrence and no more, which `mix` computes through `recur`: whoever
-    splits a sequence (`recurra.train.sequence_parallel.SequenceParallel`) can then compute its pieces at once."""
+    """Whether the state is only that of one linear recurrence, which `mix` computes through `recur`. Then
+    `recurra.train.sequence_parallel.SequenceParallel` can compute all pieces of a sequence at the same time."""
     across: "_Across | None" = None
-    """Set by whoever splits a sequence, while it calls the mixer."""
+    """Set by sequence parallelism while it calls the mixer."""
 
     def __init__(self, d_model: int, state_class: type[Any], **specs: StateSpec) -> None:
         super().__init__()
@@ -102,12 +103,12 @@ class Mixer(nn.Module, ABC):
 
         Args:
             x: (B, L, d_model), zeros at padding.
-            state: what the steps before left, as the layout says.
+            state: the state after the previous steps, in the declared layout.
             mask: (B, L), True where a step counts; always None unless the mixer `skips_padding`.
-            shared: whatever else the mixer takes from its caller.
+            shared: additional inputs from the caller.
 
         Returns:
-            y (B, L, d_output), which may be anything at padding, and the next state, in memory of its own.
+            y (B, L, d_output), with any values at padding, and the next state, which shares no memory with the inputs.
         """
 
     def forward(
@@ -124,16 +125,16 @@ class Mixer(nn.Module, ABC):
 
         Args:
             x: any number of steps: a whole sequence, a chunk, or one token.
-            state: what the steps before left; None is the start of a stream.
+            state: the state after the previous steps; None starts a stream.
             mask: True where a step counts; padding changes nothing, and its outputs are zeros.
-            cu_seqlens: the borders of N packed sequences in x (1, T, d_model); the state is of batch N.
-            reset: True where a sequence starts anew: that step is the first of a new one, which enters from zeros, as
-                if the sequence were cut there. The next state is that of the last one. Not with borders.
-            shared: what the mixer takes besides, from callers that share it between layers; with none of the above.
+            cu_seqlens: the offsets of N packed sequences in x (1, T, d_model); the state has batch N.
+            reset: True at the first step of each new sequence, which starts from zeros, as if the stream were cut
+                there. The next state is that of the last sequence. Cannot be combined with `cu_seqlens`.
+            shared: inputs computed once per model and passed to every layer; not with mask, cu_seqlens or reset.
 
         Raises:
-            TypeError: x, the mask, the reset or the borders are of another type; the state is another module's.
-            ValueError: shapes do not fit, both mask and borders are given, or the state is another's.
+            TypeError: x, mask, reset or cu_seqlens has the wrong type, or the state belongs to another module.
+            ValueError: shapes do not fit, mask and cu_seqlens are both given, or the state belongs to another module.
         """
         _check_input(x, self.d_model)
         if x.device.type == "meta":
@@ -215,7 +216,7 @@ class Mixer(nn.Module, ABC):
         return next(chain(self.parameters(), self.buffers()), torch.empty(0))
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters of the transition a_n, which may want their own learning rate and weight decay; none here."""
+        """The parameters of the transition a_n, for a separate learning rate and weight decay; none by default."""
         return set()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Mixer":
@@ -239,7 +240,7 @@ class Mixer(nn.Module, ABC):
         return super()._apply(convert, recurse)
 
     def why_not_exportable(self) -> str:
-        """Say why no graph of this mixer serves any number of steps; empty if one does."""
+        """Return why no single graph covers any number of steps; empty if one does."""
         return ""
 
     def _start(self, batch: Any, real: torch.dtype, device: torch.device) -> Any:
@@ -317,7 +318,7 @@ _Class = TypeVar("_Class", bound=type[Mixer])
 def register_mixer(name: str) -> Callable[[_Class], _Class]:
     """Register a mixer class under `name`; it is called as `cls(d_model, **options)`.
 
-    From then on the language model, the recipes, the exports and the contract tests know it.
+    Language models, recipes, exports and the contract tests can then use it.
     """
     return _mixers.register(name)  # type: ignore[return-value]
 

@@ -34,10 +34,9 @@ class GateLoop(Mixer):
         transition: "data", controlled by the input, or "fixed", one learned a per channel; nothing else changes.
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
-        phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start, by `r_min`, `r_max`, `max_phase` and the like; None leaves it to their
-        weights. output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the
-        paper).
+        phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, phases change more slowly in training.
+        ring: initial transitions, given by `r_min`, `r_max`, `max_phase` and others; None leaves them to the weights.
+        output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the paper).
     """
 
     skips_padding = True
