@@ -29,14 +29,14 @@ def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor,
 
 
 class LanguageModelShell(nn.Module, ABC):
-    """What all language models share.
+    """Base class of language models.
 
-    A model sets `config` (with `vocab_size`), `embedding`, `blocks` and `head`, and writes `enter`, `body`, `losses`,
+    A model sets `config` (with `vocab_size`), `embedding`, `blocks` and `head`, and defines `enter`, `body`, `losses`,
     `initial_state` and `require_state`.
     """
 
     forms_logits: ClassVar[bool] = True
-    """Whether `loss` forms the logits of all classes on its way, so that predictions and accuracy cost nothing more."""
+    """Whether `loss` computes the logits of all classes anyway, so that predictions and accuracy cost nothing extra."""
     body_takes_lengths: ClassVar[bool] = False
     """Whether `body` takes `mask` and `cu_seqlens`. If not, sequences of different lengths run in pieces."""
     config: Any
@@ -113,18 +113,18 @@ class LanguageModelShell(nn.Module, ABC):
         With an adaptive softmax (`cutoffs`) they are log-probabilities, in float32 also under autocast.
 
         Args:
-            tokens: what the model reads: any number of steps.
-            state: what the steps before left; None is the start of a stream.
-            mask: True where a token counts. Padding changes nothing, and its logits are zeros; it must be in the
-                vocabulary all the same, or `IGNORED_TARGET`. If the state's layout depends on the position in a
+            tokens: token ids, for any number of steps.
+            state: the state after the previous steps; None starts a stream.
+            mask: True where a token counts. Padding changes nothing, and its logits are zeros, but its ids must be in
+                the vocabulary all the same, or `IGNORED_TARGET`. If the state's layout depends on the position in a
                 segment, the next state is `recurra.state.Ragged`.
-            cu_seqlens: the borders of N packed sequences in tokens (1, T); the state is of batch N.
-            reset: True where a sequence starts anew, as if it were cut there: that token is the first of a new one,
-                which continues from nothing. The next state is that of the last one. Not with borders.
+            cu_seqlens: the offsets of N packed sequences in tokens (1, T); the state has batch N.
+            reset: True at the first token of each new sequence, as if the stream were cut there. The next state is that
+                of the last sequence. Cannot be combined with `cu_seqlens`.
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            TypeError, ValueError: an argument does not fit, or the state is another module's.
+            TypeError, ValueError: an argument does not fit, or the state belongs to another module.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
         return mask_fill(self.head(hidden), mask, 0), state
