@@ -41,6 +41,8 @@ def measure(rounds: int, peers: bool) -> Iterator[Row]:
                 "linear_scan": lambda a=a, b=b: linear_scan(a, b),
                 "linear_scan, forward + backward": _forward_backward(linear_scan, a, b),
             }
+            if dtype == torch.float32:
+                functions |= _halves(a, b)
             if peers and shape[0] > 1:
                 functions |= _peers(a, b)
             seconds = interleaved(functions, rounds=rounds if not peers else max(5, rounds // 4))
@@ -56,6 +58,17 @@ def measure(rounds: int, peers: bool) -> Iterator[Row]:
                     target if name == "linear_scan into out" else None,
                     "at most",
                 )
+
+
+def _halves(a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
+    """The same numbers in bfloat16 and float16."""
+    functions: dict[str, Callable[[], object]] = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        half_a, half_b = a.to(dtype), b.to(dtype)
+        name = f"linear_scan in {str(dtype).removeprefix('torch.')}"
+        functions[name] = lambda a=half_a, b=half_b: linear_scan(a, b)
+        functions[f"{name}, forward + backward"] = _forward_backward(linear_scan, half_a, half_b)
+    return functions
 
 
 def _peers(a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:

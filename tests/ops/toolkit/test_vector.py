@@ -10,6 +10,7 @@ from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
     conjugate,
+    converts_float16,
     folded,
     load,
     load_part,
@@ -26,8 +27,7 @@ FULL_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def lanes_of(dtype, width=WIDTH):
-    number = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}[dtype.to_real()]
-    return Lanes(number, width, dtype.is_complex)
+    return Lanes(str(dtype.to_real()).removeprefix("torch."), width, dtype.is_complex)
 
 
 @cache
@@ -88,6 +88,31 @@ def test_every_bfloat16_is_widened_as_it_is():
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     wide = apply(copy, every, every, every, torch.float32)
     assert torch.equal(wide.view(torch.int32), every.view(torch.int16).to(torch.int32) << 16)
+
+
+needs_float16 = pytest.mark.skipif(not converts_float16(), reason="no instructions for float16")
+
+
+@needs_float16
+def test_every_float16_is_widened_as_it_is():
+    every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(torch.float16)
+    wide, expected = apply(copy, every, every, every, torch.float32), every.float()
+    assert torch.equal(wide.isnan(), every.isnan())
+    assert torch.equal(wide[~every.isnan()].view(torch.int32), expected[~every.isnan()].view(torch.int32))
+
+
+@needs_float16
+@pytest.mark.parametrize("width", [1, WIDTH])
+def test_rounding_to_float16(width):
+    """To nearest, ties to even, as torch does it: around every float16 and between them, and at random."""
+    every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(torch.float16)
+    between = every.float() + torch.cat([every[1:], every[:1]]).float()
+    exact = torch.cat([every.float(), between / 2, torch.randint(-(2**31), 2**31, (2**16,)).int().view(torch.float32)])
+    x = torch.cat([exact, *(exact.nextafter(torch.tensor(end)) for end in (-torch.inf, torch.inf))])
+    rounded, expected = apply(copy, x, x, x, torch.float16, width), x.to(torch.float16)
+    assert torch.equal(rounded.isnan(), x.isnan())
+    known = ~x.isnan()
+    assert torch.equal(rounded[known].view(torch.int16), expected[known].view(torch.int16))
 
 
 @pytest.mark.parametrize("width", [1, WIDTH])

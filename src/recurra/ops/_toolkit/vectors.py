@@ -7,25 +7,28 @@ plain torch reference, in the same order.
 
 Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so calls are short and inner functions free
 of reference counts. Positions and widths count floats: complex numbers are interleaved (real, imaginary), as in torch.
-bfloat16 is widened to float32 when loaded and rounded to nearest even when stored.
+bfloat16 and float16 are widened to float32 when loaded and rounded to nearest even when stored; for float16 not every
+processor has the instructions (`converts_float16`).
 Nothing checks bounds: every operator checks its tensors before it takes an address.
 """
 
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_builtin, lower_constant
+from numba.core.registry import cpu_target
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model, typeof_impl
 
 WIDTH = 16  # floats in a vector: one AVX-512 register, two of AVX2, four of NEON
 _PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, a core's few line fill buffers limit the rate
-_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,13 @@ class Lanes:
     def n_bytes(self) -> int:
         """The size of one float in memory."""
         return _BYTES[self.number]
+
+
+@cache
+def converts_float16() -> bool:
+    """Return whether Numba compiles for a processor that converts float16 (with F16C, if it is an x86)."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
 class _LanesType(types.Opaque):
@@ -191,7 +201,7 @@ def _place(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Val
 
 def _address(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
     as_bits = ir.VectorType(ir.IntType(16), lanes.width)
-    stored = as_bits if lanes.number == "bfloat16" else Vector(lanes).ir
+    stored = as_bits if lanes.n_bytes == 2 else Vector(lanes).ir
     return builder.inttoptr(_place(builder, lanes, address, index), stored.as_pointer())
 
 
@@ -216,6 +226,24 @@ def _round_to_bfloat16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.trunc(builder.lshr(chosen, _constant(wide, 16)), narrow)
 
 
+def _widen(builder: ir.IRBuilder, lanes: Lanes, stored: ir.Value) -> ir.Value:
+    if lanes.number == "bfloat16":
+        return _widen_bfloat16(builder, stored)
+    if lanes.number == "float16":
+        halves = builder.bitcast(stored, ir.VectorType(ir.HalfType(), lanes.width))
+        return builder.fpext(halves, Vector(lanes).ir)
+    return stored
+
+
+def _round(builder: ir.IRBuilder, lanes: Lanes, value: ir.Value) -> ir.Value:
+    if lanes.number == "bfloat16":
+        return _round_to_bfloat16(builder, value)
+    if lanes.number == "float16":
+        halves = builder.fptrunc(value, ir.VectorType(ir.HalfType(), lanes.width))
+        return builder.bitcast(halves, ir.VectorType(ir.IntType(16), lanes.width))
+    return value
+
+
 @intrinsic
 def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
     """Load the vector that starts `index` floats after `address`."""
@@ -223,7 +251,7 @@ def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         value = builder.load(_address(builder, kind, *args[:2]), align=kind.n_bytes)
-        return _widen_bfloat16(builder, value) if kind.number == "bfloat16" else value
+        return _widen(builder, kind, value)
 
     return Vector(kind)(types.int64, types.int64, lanes), generate
 
@@ -257,7 +285,7 @@ def store(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any
     kind: Lanes = lanes.lanes
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
-        value = _round_to_bfloat16(builder, args[3]) if kind.number == "bfloat16" else args[3]
+        value = _round(builder, kind, args[3])
         builder.store(value, _address(builder, kind, *args[:2]), align=kind.n_bytes)
 
     return types.void(types.int64, types.int64, lanes, vector), generate

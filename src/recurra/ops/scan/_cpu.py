@@ -1,4 +1,4 @@
-"""The linear recurrence on the CPU, as fast as the memory: kernels for wide rows, and for narrow ones.
+"""The linear recurrence on the CPU, as fast as the memory: kernels for wide rows, wide rows of halves, and narrow rows.
 
     forward   h_t = a_t h_{t-1} + b_t
     backward  g_t = dh_t + conj(a_{t+1}) g_{t+1};  db_t = g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
@@ -107,6 +107,120 @@ def scan_kernels(number: str, is_complex: bool) -> KernelPair:
     """Return the kernels for "float32" or "float64", real or interleaved complex; they compile when first called."""
     lanes = Lanes(number, WIDTH, is_complex), Lanes(number, 2 if is_complex else 1, is_complex)
     return KernelPair(_make_forward(*lanes), _make_backward(*lanes))
+
+
+# Wide rows of halves, float16 or bfloat16, computed in float32.
+# What runs through the steps must not be rounded, so it lies in float32 beside the halves: the states in the forward
+# pass, all of them or, with a time stride of 0, the current one alone; their gradient g in the backward pass.
+
+
+@compile_inline
+def _recur_halves(a, x, b, h, out, a_ahead, b_ahead, h_ahead, out_ahead, start, stop, halves, lanes):  # type: ignore[no-untyped-def]
+    """h = a x + b over a part of a row, and out, which is h rounded; prefetches the same part of later rows."""
+    for d in range(start, stop, width_of(lanes)):
+        prefetch(a, d + a_ahead, halves)
+        prefetch(b, d + b_ahead, halves)
+        prefetch(h, d + h_ahead, lanes)
+        prefetch(out, d + out_ahead, halves)
+        state = load(a, d, halves) * load(x, d, lanes) + load(b, d, halves)
+        store(h, d, lanes, state)
+        store(out, d, halves, state)
+
+
+@compile_inline
+def _recur_halves_back(g, a, h, dh, da, db, a_ahead, h_ahead, dh_ahead, start, stop, halves, lanes):  # type: ignore[no-untyped-def]
+    """db = g and da = g h, rounded, then g = a g + dh, over a part of a row; prefetches the same part of later rows."""
+    for d in range(start, stop, width_of(lanes)):
+        prefetch(a, d + a_ahead, halves)
+        prefetch(h, d + h_ahead, lanes)
+        prefetch(dh, d + dh_ahead, halves)
+        prefetch(da, d + h_ahead, halves)
+        prefetch(db, d + h_ahead, halves)
+        g_d = load(g, d, lanes)
+        store(db, d, halves, g_d)
+        store(da, d, halves, g_d * load(h, d, lanes))
+        store(g, d, lanes, load(a, d, halves) * g_d + load(dh, d, halves))
+
+
+@compile_inline
+def _finish_halves(g, a, h0, da, db, start, stop, halves, lanes):  # type: ignore[no-untyped-def]
+    """The same for the first step, before which there is no other: g = a g."""
+    for d in range(start, stop, width_of(lanes)):
+        g_d = load(g, d, lanes)
+        store(db, d, halves, g_d)
+        store(da, d, halves, g_d * load(h0, d, lanes))
+        store(g, d, lanes, load(a, d, halves) * g_d)
+
+
+def _make_halves_forward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes) -> Kernel:
+    small, size, width = halves.n_bytes, wide.n_bytes, wide.width
+
+    def forward(a, b, h0, h, out, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+        """Fill h (float32) and out at the times first, first + step, ...; a job takes `span` floats of each row."""
+        (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
+        out_start, out_batch, out_time = out
+        spans = (row + span - 1) // span
+        ahead = step * max(1, _AHEAD // row)
+        for job in prange(batch * spans):
+            sequence, start = job // spans, (job % spans) * span
+            stop = min(row, start + span)
+            middle = start + (stop - start) // width * width
+            a_at = a_start + small * (sequence * a_batch + first * a_time)
+            b_at = b_start + small * (sequence * b_batch + first * b_time)
+            out_at = out_start + small * (sequence * out_batch + first * out_time)
+            at, before = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
+            for _ in range(length):
+                far = ahead * a_time, ahead * b_time, ahead * h_time, ahead * out_time
+                _recur_halves(a_at, before, b_at, at, out_at, *far, start, middle, halves, wide)
+                _recur_halves(a_at, before, b_at, at, out_at, 0, 0, 0, 0, middle, stop, half, narrow)
+                before, at = at, at + size * step * h_time
+                a_at, b_at = a_at + small * step * a_time, b_at + small * step * b_time
+                out_at += small * step * out_time
+
+    return Kernel(forward)
+
+
+def _make_halves_backward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes) -> Kernel:
+    small, size, width = halves.n_bytes, wide.n_bytes, wide.width
+
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+        """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`.
+
+        h, h0 and dh0 are float32; dh0 holds g on the way.
+        """
+        (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
+        spans = (row + span - 1) // span
+        ahead = step * max(1, _AHEAD // row)
+        for job in prange(batch * spans):
+            sequence, start = job // spans, (job % spans) * span
+            stop = min(row, start + span)
+            middle = start + (stop - start) // width * width
+            dh_at = dh_start + small * (sequence * dh_batch + last * dh_time)
+            a_at = a_start + small * (sequence * a_batch + last * a_time)
+            place, entering = sequence * h_batch + last * h_time, size * sequence * row
+            g = dh0 + entering
+            for d in range(start, stop, width_of(narrow)):
+                store(g, d, narrow, load(dh_at, d, half))
+            far = ahead * a_time, ahead * h_time, ahead * dh_time
+            for _ in range(1, length):
+                before = h_start + size * (place + step * h_time)
+                dh_at += small * step * dh_time
+                da_at, db_at = da + small * place, db + small * place
+                _recur_halves_back(g, a_at, before, dh_at, da_at, db_at, *far, start, middle, halves, wide)
+                _recur_halves_back(g, a_at, before, dh_at, da_at, db_at, 0, 0, 0, middle, stop, half, narrow)
+                a_at, place = a_at + small * step * a_time, place + step * h_time
+            da_at, db_at = da + small * place, db + small * place
+            _finish_halves(g, a_at, h0 + entering, da_at, db_at, start, middle, halves, wide)
+            _finish_halves(g, a_at, h0 + entering, da_at, db_at, middle, stop, half, narrow)
+
+    return Kernel(backward)
+
+
+@cache
+def half_kernels(number: str) -> KernelPair:
+    """Return the kernels for "float16" or "bfloat16", for rows that are not narrow."""
+    lanes = Lanes(number, WIDTH), Lanes("float32", WIDTH), Lanes(number, 1), Lanes("float32", 1)
+    return KernelPair(_make_halves_forward(*lanes), _make_halves_backward(*lanes))
 
 
 # Narrow rows: the state of a whole row stays in registers.

@@ -23,6 +23,7 @@ from recurra.ops._operator import (
     describe,
     has_numbers,
     last_dim_contiguous,
+    needs_gradient,
     span_of_job,
     transforms_are_active,
 )
@@ -34,14 +35,19 @@ _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _TAKEN = frozenset(HALF + _COMPUTED)
 
 
-def _kernels(h: Tensor) -> tuple[Any, tuple[int, ...], dict[str, int]]:
-    """Choose the kernels for states (B, L, D); give their sizes too, and their jobs, of `span` floats of each row."""
-    from recurra.ops.scan._cpu import WIDEST_ROW, narrow_kernels, scan_kernels, vector_width
+def _kernels(h: Tensor, half: torch.dtype | None = None) -> tuple[Any, tuple[int, ...], dict[str, int]]:
+    """Choose the kernels for states (B, L, D), and inputs of type `half`, if given.
+
+    Gives their sizes too, and their jobs, of `span` floats of each row.
+    """
+    from recurra.ops.scan._cpu import WIDEST_ROW, half_kernels, narrow_kernels, scan_kernels, vector_width
 
     (batch, length, channels), is_complex = h.shape, h.is_complex()
     number = "float64" if h.dtype in (torch.float64, torch.complex128) else "float32"
     span = row = channels * (2 if is_complex else 1)
-    if row <= WIDEST_ROW:
+    if half is not None:
+        kernels, span = half_kernels(str(half).removeprefix("torch.")), span_of_job(row, batch)
+    elif row <= WIDEST_ROW:
         kernels = narrow_kernels(number, vector_width(row, is_complex), is_complex)
     else:
         kernels, span = scan_kernels(number, is_complex), span_of_job(row, batch)
@@ -231,6 +237,75 @@ def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend
 _scan.record = differentiable_scan
 
 
+# Halves have no operator of their own: what is traced, watched or transformed is converted to float32 and back.
+
+
+def _kernels_take_halves(a: Tensor, b: Tensor, h0: Tensor | None) -> bool:
+    """Return whether kernels can read and write these, all float16 or all bfloat16, without a conversion.
+
+    Narrow rows are converted, which takes less time than to compile kernels of every width for them. So are transitions
+    that broadcast and need a gradient: it is summed before it is rounded.
+    """
+    if not has_numbers(a, b, h0) or transforms_are_active() or not b.is_cpu or not b.numel():
+        return False
+    from recurra.ops._toolkit.vectors import converts_float16
+    from recurra.ops.scan._cpu import WIDEST_ROW
+
+    if math.prod(b.shape[2:]) <= WIDEST_ROW or (a.shape != b.shape and needs_gradient(a)):
+        return False
+    return b.dtype == torch.bfloat16 or converts_float16()
+
+
+def _halves_forward(keep: bool, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> tuple[tuple, tuple]:
+    """Return the rounded states, and for gradients those in float32, a second output that second derivatives use."""
+    entering = h0.float().contiguous()
+    rounded = empty_result(b.shape, b)
+    h = empty_result(b.shape, entering) if keep else torch.empty_like(entering).unsqueeze(1).expand(b.shape)
+    kernels, sizes, work = _kernels(h, b.dtype)
+    first, step = (b.shape[1] - 1, -1) if reverse else (0, 1)
+    dense_a, dense_b = last_dim_contiguous(a), last_dim_contiguous(b)
+    places = describe(dense_a), describe(dense_b), entering.data_ptr(), describe(h), describe(rounded)
+    kernels.forward(*places, *sizes, first, step, **work)
+    return (rounded, h) if keep else (rounded,), (a, h0, h)
+
+
+def _halves_backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool) -> tuple[Tensor, ...]:
+    (dh, d_wide), (a, h0, h) = gradients, saved
+    if d_wide is not None or not has_numbers(dh, *saved):
+        found = _backward(*_widened(gradients, saved), needs, reverse, "numba")
+        return tuple(gradient.to(a.dtype) for gradient in found)
+    dh, a, entering = last_dim_contiguous(dh), last_dim_contiguous(a), h0.float().contiguous()
+    da, db, dh0 = empty_result(h.shape, a), empty_result(h.shape, a), torch.empty_like(entering)
+    kernels, sizes, work = _kernels(h, a.dtype)
+    last, step = (0, 1) if reverse else (h.shape[1] - 1, -1)
+    places = describe(dh), describe(a), describe(h), *addresses(entering, da, db, dh0)
+    kernels.backward(*places, *sizes, last, step, **work)
+    return da, db, dh0.to(a.dtype)
+
+
+def _halves_backward_as_scan(gradients: tuple, saved: tuple, reverse: bool) -> tuple[Tensor, ...]:
+    found = _backward_as_scan(*_widened(gradients, saved), reverse, "numba")
+    return tuple(gradient.to(saved[0].dtype) for gradient in found)
+
+
+def _widened(gradients: tuple, saved: tuple) -> tuple[tuple[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Return what the backward pass in float32 takes, with the gradients of both outputs as one."""
+    a, h0, h = saved
+    given = [gradient.float() for gradient in gradients if gradient is not None]
+    return (given[0] if len(given) == 1 else given[0] + given[1],), (a.float(), h0.float(), h)
+
+
+_scan_halves = Differentiable(
+    _halves_forward,
+    _halves_backward,
+    n_inputs=3,
+    reference=lambda a, b, h0, reverse: (
+        differentiable_scan(a.float(), b.float(), h0.float(), reverse, "numba").to(b.dtype),
+    ),
+    again=_halves_backward_as_scan,
+)
+
+
 def linear_scan(
     a: Tensor,
     b: Shaped[Tensor, "B L *channels"],
@@ -282,7 +357,10 @@ def linear_scan(
     if reset is not None:
         check_reset(b, reset, cu_seqlens)
     chosen = choose_backend(backend, b.device)
-    computed = torch.float32 if dtype in HALF else dtype
+    in_halves = dtype in HALF and chosen == "numba" and _kernels_take_halves(a, b, h0)
+    if h0 is not None and cu_seqlens is not None:  # h0 enters through b, which must not round it
+        in_halves = False
+    computed = torch.float32 if dtype in HALF and not in_halves else dtype
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)
     if not a.dtype == b.dtype == computed:
@@ -313,6 +391,8 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
         return out
     if backend == "reference":
         h = linear_scan_reference(flat_a, flat_b, flat_h0, reverse)
+    elif b.dtype in HALF:
+        h = _scan_halves(flat_a, flat_b, flat_h0, reverse)[0]
     else:
         h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, backend)
     h = h if b.dim() == 3 else h.reshape(b.shape)
