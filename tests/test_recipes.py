@@ -1,14 +1,17 @@
 """Every recipe can be read and built, and those of published experiments say what the papers' tables say."""
 
 import functools
+import itertools
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 from torch import nn
 
+import recurra
 from recurra.data import BatchSource, Split
 from recurra.data.text import TextConfig
 from recurra.models.registry import VideoSizes, on_meta
@@ -123,6 +126,22 @@ def test_the_runs_that_a_recipe_scores_are_those_that_it_trains(path):
     trained = {default_run_folder(str(FOLDER.parent / recipe)) for recipe in re.findall(r"recurra train (\S+)", header)}
     scored = {Path(run) for run in re.findall(r"recurra eval (\S+)", header)}
     assert scored <= trained
+
+
+def test_every_recipe_takes_every_mixer():
+    distinct = {}
+    for recipe in RECIPES:
+        content = recipe_family._read_recipe(recipe)
+        model = content.get("model", {})
+        if model.get("mixer_options"):
+            distinct.setdefault(json.dumps([model.get(key) for key in ("mixer", "mixer_options", "d_model")]), content)
+    pairs = itertools.product(distinct.values(), recurra.list_mixers())
+    for recipe, mixer in itertools.islice(pairs, 0, None, 7):  # all of them take seconds
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = recipe_family._with_mixer_of({"mixer": mixer}, recipe)["model"]
+        with on_meta():
+            assert recurra.create_mixer(mixer, model.get("d_model", 64), **model["mixer_options"])
 
 
 # CRT paper: the rows of each table as (model, segment length), and how often the two names of a row stand in its words

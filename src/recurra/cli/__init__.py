@@ -4,9 +4,10 @@ import logging
 import os
 import re
 import sys
+import warnings
 from argparse import ArgumentParser
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 
@@ -80,13 +81,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _announce_compiling()
         _import_own(own.modules)
         module, _, function = place.partition(":")
-        return int(getattr(import_module(f"recurra.cli.{module}"), function)(given))
+        with _warnings_as_notes():
+            return int(getattr(import_module(f"recurra.cli.{module}"), function)(given))
     except (KeyboardInterrupt, BrokenPipeError) as error:  # neither is a mistake, so neither has a traceback to show
         return report(f"recurra {words[0]}", error)
     except Exception as error:
         if own.debug:
             raise
         return report(f"recurra {words[0]}", error)
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Print each warning of Recurra itself once, as one line, without the place in its code."""
+    as_before, package = warnings.formatwarning, os.path.dirname(os.path.dirname(__file__))
+    said = set()
+
+    def plain(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if category is not UserWarning or not filename.startswith(package + os.sep):
+            return as_before(message, category, filename, lineno, line)
+        note = f"note: {message}\n"
+        if note in said:
+            return ""
+        said.add(note)
+        return note
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = as_before
 
 
 def _let_threads_sleep() -> None:

@@ -6,6 +6,7 @@
 import copy
 import difflib
 import itertools
+import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +19,9 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra._files.reading import one_line, parse_yaml, read_yaml
 from recurra.checks import require, sentence
+from recurra.models.language_model import LanguageModelConfig
+from recurra.train._mixer_options import follow_mixer
+from recurra.train._process import is_first_launched
 from recurra.train.experiment import Experiment, flat, sections_of, to_plain
 from recurra.train.task import experiment_names
 
@@ -77,11 +81,12 @@ class RecipeFamily:
 
     A family names its axes and what each choice on an axis sets, such as {common: {data: {path: here}}, axes: {model:
     {crt: {experiment: text-crt}}, layers: {3-layers: {model: {n_layer: 3}}}}}. A variant makes one choice on every
-    axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys win.
+    axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys win, and
+    of the options of a mixer that a later key replaces, those remain that the new one has too.
     """
 
     path: Path
-    variants: dict[str, dict[str, Any]]
+    variants: dict[str, list[dict[str, Any]]]
 
     def variant(self, name: str) -> dict[str, Any]:
         """Return the recipe of a variant. Raises RecipeError: the family has no such variant."""
@@ -90,7 +95,13 @@ class RecipeFamily:
             hint = f"did you mean {' or '.join(close)}?" if close else ""
             one, expected = f"the variant of {self.path}", f"one of {', '.join(self.variants)}"
             raise RecipeError(sentence(one, repr(name), expected, hint))
-        return self.variants[name]
+        recipe: dict[str, Any] = {}
+        for settings in self.variants[name]:
+            try:
+                recipe = _merged(_with_mixer_of(settings.get("model", {}), recipe), settings)
+            except (TypeError, ValueError) as error:
+                raise RecipeError(f"{self.path}#{name}: {one_line(error)}") from error
+        return recipe
 
 
 def split_variant(word: str | Path) -> tuple[Path, str | None]:
@@ -151,10 +162,7 @@ def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
         raise RecipeError(f"{path}: {wrong}")
     variants = {}
     for choices in itertools.product(*(axis.items() for axis in axes.values())):
-        recipe: dict[str, Any] = dict(common)
-        for _, settings in choices:
-            recipe = _merged(recipe, settings)
-        variants["-".join(name for name, _ in choices)] = recipe
+        variants["-".join(name for name, _ in choices)] = [common, *(settings for _, settings in choices)]
     return RecipeFamily(path, variants)
 
 
@@ -184,7 +192,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe that comes
             with Recurra (`recipe_names`), or either with #VARIANT for a variant of a family.
         overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
-            over the recipe, and later ones win over earlier ones.
+            over the recipe, and later ones win over earlier ones. Another mixer takes those of the recipe's
+            mixer_options that it has too; a warning names the others.
 
     Raises:
         RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.
@@ -194,6 +203,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     parser = _cached_parser(name)
     try:
         # The recipe comes first, so that overrides win over it wherever they stand on the command line.
+        recipe = _with_mixer_of_overrides(name, recipe, overrides)
         tree, words = _with_entries(recipe, overrides, set(_recipe_keys(name)))
         values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words]))
         return Experiment(**{field.name: values[field.name] for field in fields(Experiment)})
@@ -269,6 +279,31 @@ def _parser(name: str) -> ArgumentParser:
 
 
 _cached_parser = cache(_parser)  # making one, from signatures and docstrings, takes longer than parsing
+
+
+def _with_mixer_of_overrides(name: str, recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    keys = {word.partition("=")[0] for word in overrides}
+    model = recipe.get("model", {})
+    if not keys & {"--model.mixer", "--model"} or "--model.mixer_options" in keys or not model.get("mixer_options"):
+        return recipe
+    own = {"mixer": getattr(sections_of(name)["model"], "mixer", None)} | model
+    bare = {**recipe, "model": {key: value for key, value in model.items() if key != "mixer_options"}}
+    tree, words = _with_entries(bare, overrides, set(_recipe_keys(name)))
+    values = _cached_parser(name).parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words])
+    return _with_mixer_of(values.model.as_dict(), {**recipe, "model": own})
+
+
+def _with_mixer_of(above: Mapping[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Leave those `mixer_options` of a recipe that the mixer of `above`, the section `model` set over it, takes."""
+    model = recipe.get("model")
+    if not isinstance(model, dict) or "mixer" not in above or not model.get("mixer") or not model.get("mixer_options"):
+        return recipe
+    d_model = above.get("d_model", model.get("d_model", LanguageModelConfig.d_model))
+    options, notes = follow_mixer(model["mixer"], model["mixer_options"], above, d_model)
+    if is_first_launched():
+        for note in notes:
+            warnings.warn(note, stacklevel=1)
+    return {**recipe, "model": {**model, "mixer_options": options}}
 
 
 def _with_entries(
