@@ -83,7 +83,7 @@ run_of() { # NAME RECIPE OVERRIDES...: train, or resume, until it ends or the ti
   local name=$1 recipe=$2 seconds=$((LIMIT - SECONDS - 25))
   shift 2
   [ "$seconds" -lt 1 ] && return
-  local words=("$recipe" --run "$RUNS/$name")
+  local words=("$recipe" --run-dir "$RUNS/$name")
   [ -f "$RUNS/$name/config.yaml" ] && words=(--resume "$RUNS/$name")
   timeout -k 20 "$seconds" "$PYTHON" -m recurra train "${words[@]}" --training.tensorboard false "$@" &&
     timeout -k 2 20 "$PYTHON" -m recurra eval "$RUNS/$name"

@@ -47,7 +47,7 @@ def scored(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         faster = ["--optimizer.learning_rate", "0.01"]
-        assert main(["train", "recipes/toy/horizon.yaml", "--run", "runs/horizon", *faster]) == 0
+        assert main(["train", "recipes/toy/horizon.yaml", "--run-dir", "runs/horizon", *faster]) == 0
         words = ["recipes/toy/family.yaml#crt", "--data.path", str(folder / "corpus")]
         assert main(["train", *words]) == 0
         for run in ("runs/horizon", "runs/toy-crt"):

@@ -90,7 +90,7 @@ def workplace(tmp_path_factory) -> Path:
     for split in ("train", "valid", "test"):
         (folder / "corpus" / f"{split}.txt").write_text(CORPUS * 4)
     (folder / "recipe.yaml").write_text(RECIPE.replace("corpus", str(folder / "corpus")))
-    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / RUN)]) == 0
+    assert main(["train", str(folder / "recipe.yaml"), "--run-dir", str(folder / RUN)]) == 0
     return folder
 
 

@@ -1,6 +1,6 @@
 """Put the model of a run into the package, as `recurra.pretrained.memory_horizon()` opens it.
 
-recurra train demo/data-controlled --training.threads 1 --training.precision 32-true --run runs/shipped
+recurra train demo/data-controlled --training.threads 1 --training.precision 32-true --run-dir runs/shipped
 python -m tools.pretrained runs/shipped
 """
 

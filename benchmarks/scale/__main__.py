@@ -92,16 +92,16 @@ def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
     whole, parts = arguments.folder / "whole", arguments.folder / "parts"
     for run in (whole, parts):
         shutil.rmtree(run, ignore_errors=True)
-    took, memory, status = watched([*RECURRA, "train", str(recipe), "--run", str(whole)], None)
+    took, memory, status = watched([*RECURRA, "train", str(recipe), "--run-dir", str(whole)], None)
     print(f"training: {took:.0f} s, {quarters(memory)} MiB, ended with {status}", flush=True)
     for _ in range(arguments.kills):
         begun = any(parts.glob("checkpoints/step-*.safetensors"))
         shutil.rmtree(parts, ignore_errors=True) if not begun else None
-        words = ["--resume", str(parts)] if begun else [str(recipe), "--run", str(parts)]
+        words = ["--resume", str(parts)] if begun else [str(recipe), "--run-dir", str(parts)]
         took_part, _, status = watched([*RECURRA, "train", *words], draw.uniform(0.4, 0.9) * took)
         print(f"training in parts: {took_part:.0f} s, ended with {status}", flush=True)
     begun = any(parts.glob("checkpoints/step-*.safetensors"))
-    words = ["--resume", str(parts)] if begun else [str(recipe), "--run", str(parts)]
+    words = ["--resume", str(parts)] if begun else [str(recipe), "--run-dir", str(parts)]
     watched([*RECURRA, "train", *words], None)
     rows = read_metrics(whole / "log.jsonl")
     speeds = sorted(float(row["tokens_per_second"]) for row in rows[2:] if row["tokens_per_second"])

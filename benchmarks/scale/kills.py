@@ -57,7 +57,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         recipe = written(folder)
-        launched(1, ["train", str(recipe), "--run", str(folder / "whole")]).wait()
+        launched(1, ["train", str(recipe), "--run-dir", str(folder / "whole")]).wait()
         expected = curve(folder / "whole")
         for number in range(-(-arguments.kills // KILLS_PER_RUN)):
             if time.perf_counter() - began > 60 * arguments.minutes:
@@ -109,7 +109,7 @@ def words(recipe: Path, run: Path, draw: Random, had: bool) -> list[str]:
         shutil.rmtree(run, ignore_errors=True)
     options = ["--training.strategy", draw.choice(("ddp", "fsdp"))]
     options += ["--training.asynchronous_saving", draw.choice(("true", "false"))]
-    return ["train", *(["--resume", str(run)] if had else [str(recipe), "--run", str(run)]), *options]
+    return ["train", *(["--resume", str(run)] if had else [str(recipe), "--run-dir", str(run)]), *options]
 
 
 def saved(run: Path) -> bool:

@@ -54,11 +54,11 @@ def speed(ranks: int, batch: int, updates: int) -> float:
         }
         words = [f"--{key}={str(value).lower()}" for key, value in settings.items()]
         recipe = ROOT / "recipes/memory-horizon/data-controlled.yaml"
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "--"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
         command = [sys.executable, *(launcher if ranks > 1 else ["-m"]), "recurra", "train", str(recipe)]
         run = Path(folder) / "run"
         subprocess.run(
-            [*command, "--run", str(run), *words],
+            [*command, "--run-dir", str(run), *words],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             stdout=subprocess.DEVNULL,

@@ -46,7 +46,7 @@ def trained(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "recipe.yaml").write_text(RECIPE)
     threads = torch.get_num_threads()
-    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / "run")]) == 0
+    assert main(["train", str(folder / "recipe.yaml"), "--run-dir", str(folder / "run")]) == 0
     torch.set_num_threads(threads)
     return str(folder / "run")
 

@@ -12,9 +12,19 @@ from recurra.train.experiment import Experiment
 
 
 def test_overrides_are_told_from_a_commands_own_words():
-    words = ["--run", "a", "--data.path", "--odd", "recipe.yaml", "--model.d_model=3", "--optimizer", "x.yaml", "-h"]
+    words = [
+        "--run-dir",
+        "a",
+        "--data.path",
+        "--odd",
+        "recipe.yaml",
+        "--model.d_model=3",
+        "--optimizer",
+        "x.yaml",
+        "-h",
+    ]
     assert split_overrides(words) == (
-        ["--run", "a", "recipe.yaml", "-h"],
+        ["--run-dir", "a", "recipe.yaml", "-h"],
         ["--data.path", "--odd", "--model.d_model=3", "--optimizer", "x.yaml"],
     )
 

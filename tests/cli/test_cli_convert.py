@@ -27,7 +27,7 @@ def workplace(tmp_path_factory) -> Path:
     (folder / "recipe.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["train", "recipe.yaml", "--run", "run"]) == 0
+        assert main(["train", "recipe.yaml", "--run-dir", "run"]) == 0
     return folder
 
 

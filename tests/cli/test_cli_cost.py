@@ -57,7 +57,7 @@ def test_a_trained_and_scored_run_is_drawn(tmp_path, capsys):
     for split, n_lines in (("train", 20), ("valid", 3), ("test", 4)):
         written(tmp_path / "corpus" / f"{split}.txt", " the cat sat on a mat \n" * n_lines)
     recipe = written(tmp_path / "crt.yaml", CRT)
-    assert main(["train", recipe, "--run", run, "--data.path", str(tmp_path / "corpus")]) == 0
+    assert main(["train", recipe, "--run-dir", run, "--data.path", str(tmp_path / "corpus")]) == 0
     capsys.readouterr()
     assert f"recurra eval {run}" in failure(capsys, "cost", run, "--plot", figures)
     assert main(["eval", run]) == 0

@@ -14,7 +14,7 @@ def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, mo
         text = RECIPE.replace("transition: data", f"transition: {transition}").replace("n_layer: 2", "n_layer: 1")
         (recipes / "demo" / f"{name}.yaml").write_text(text)
     monkeypatch.setattr(demo, "recipes_folder", lambda: recipes)
-    assert main(["demo", "--run", str(out)]) == 0
+    assert main(["demo", "--run-dir", str(out)]) == 0
     text = capsys.readouterr().out
     assert "data-controlled transition" in text
     assert "Test accuracy" in text
@@ -24,6 +24,6 @@ def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, mo
     before = measured(out / "fixed")
     monkeypatch.setattr(demo, "draw_comparison", lambda *given: [])
     monkeypatch.setattr(demo, "draw_gates", lambda *given: [])
-    assert main(["demo", "--run", str(out)]) == 0
+    assert main(["demo", "--run-dir", str(out)]) == 0
     assert "continued in" in capsys.readouterr().out
     assert measured(out / "fixed") == before

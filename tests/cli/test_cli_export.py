@@ -46,7 +46,7 @@ def _trained(name: str, folder: Path) -> str:
     experiment, vocabulary, model = RUNS[name]
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(experiment=experiment, path=folder, vocabulary=vocabulary, model=model))
-    assert main(["train", str(recipe), "--run", str(folder / "run")]) == 0
+    assert main(["train", str(recipe), "--run-dir", str(folder / "run")]) == 0
     return str(folder / "run")
 
 

@@ -51,7 +51,7 @@ def runs(tmp_path_factory) -> Path:
     for name, (experiment, vocabulary, model) in RUNS.items():
         recipe = folder / f"{name}.yaml"
         recipe.write_text(RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=model))
-        assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
+        assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
     said, traced = io.StringIO(), []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(onnx_file, "to_onnx", lambda *given, **more: traced.append(to_onnx(*given, **more)) or traced[0])

@@ -47,7 +47,7 @@ def runs(tmp_path_factory) -> dict[str, str]:
         recipe.write_text(
             RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=MODELS[experiment])
         )
-        assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
+        assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
     shutil.move(corpus, folder / "moved")
     return {name: str(folder / name) for name in RUNS}
 
@@ -200,7 +200,7 @@ def test_only_text_is_generated(capsys, tmp_path):
         "model: {n_layer: 1, d_model: 8}\n"
         "training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}\n"
     )
-    assert main(["train", str(recipe), "--run", str(tmp_path / "run")]) == 0
+    assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "tokenizer.json").exists()
     assert "a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
     assert "expected the folder of a run" in failure(capsys, str(tmp_path / "nowhere"))

@@ -44,7 +44,7 @@ def runs(tmp_path_factory) -> dict[str, str]:
     for name, (experiment, model) in MODELS.items():
         recipe = folder / f"{name}.yaml"
         recipe.write_text(RECIPE.format(experiment=experiment, corpus=corpus, model=model))
-        assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
+        assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
     torch.set_num_threads(threads)
     return {name: str(folder / name) for name in MODELS}
 

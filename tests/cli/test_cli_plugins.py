@@ -49,7 +49,7 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch, 
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["train", str(text_recipe), "--run", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
+    words = ["train", str(text_recipe), "--run-dir", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
     list(_mixers)  # imports those of the package, which register themselves once
     restored(_mixers)  # what it registers ends with the test
     assert main(words) == 2

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+import torch.distributed.run as torchrun
 from tests.cli.conftest import RECIPE, failure, measured
 from tests.killed_runs import Ending, train_until
 
@@ -35,7 +37,7 @@ def test_train_writes_a_complete_run(trained):
 )
 def test_wrong_keys_and_values_leave_no_run(capsys, recipe, tmp_path, words, message):
     run = tmp_path / "run"
-    assert message in failure(capsys, "train", recipe, "--run", str(run), *words)
+    assert message in failure(capsys, "train", recipe, "--run-dir", str(run), *words)
     assert not run.exists()
 
 
@@ -49,7 +51,7 @@ def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_p
         " training: {max_steps: 1, tensorboard: false, accelerator: cpu, threads: 1}}"
     )
     words = ["--data.path", str(corpus), "--data.segment_length", "4", "--data.batch_size", "2"]
-    assert main(["train", str(tmp_path / "text.yaml"), "--run", str(tmp_path / "run"), *words]) == 0
+    assert main(["train", str(tmp_path / "text.yaml"), "--run-dir", str(tmp_path / "run"), *words]) == 0
     assert len(list(corpus.iterdir())) == 3
     (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("cache folder: "))
     cache = Path(said.removeprefix("cache folder: "))
@@ -58,13 +60,24 @@ def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_p
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["a.yaml", "--resume", "b"], ["--resume", "a", "--run", "b"], ["a.yaml", "--checkpoint", "best"]]
+    "words", [[], ["a.yaml", "--resume", "b"], ["--resume", "a", "--run-dir", "b"], ["a.yaml", "--checkpoint", "best"]]
 )
 def test_arguments_that_would_be_ignored_are_refused(capsys, words):
     with pytest.raises(SystemExit) as ended:
         main(["train", *words])
     assert ended.value.code == 2
     assert "--resume" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "generate"])
+def test_torchrun_takes_no_option_for_its_own(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    options = re.findall(r"^  (?:-\w.*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert "--checkpoint" in options
+    given = ["--nproc-per-node", "2", "-m", "recurra", command, *[one for one in options if one != "--help"]]
+    parsed = torchrun.parse_args(given)
+    assert [parsed.training_script, *parsed.training_script_args] == given[3:]
 
 
 def test_help_shows_every_field_with_its_docstring(capsys, recipe):
@@ -85,8 +98,8 @@ def ended(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE)
-    terminated = Ending(signal.SIGTERM, 10, [str(recipe), "--run", str(folder / "terminated")])
-    killed = Ending(signal.SIGKILL, 18, [str(recipe), "--run", str(folder / "killed"), *LONGER])
+    terminated = Ending(signal.SIGTERM, 10, [str(recipe), "--run-dir", str(folder / "terminated")])
+    killed = Ending(signal.SIGKILL, 18, [str(recipe), "--run-dir", str(folder / "killed"), *LONGER])
     process = train_until(folder, terminated, killed)
     assert process.status == -signal.SIGKILL, process.said
     (folder / "out").write_text(process.stdout)
@@ -97,7 +110,7 @@ def ended(tmp_path_factory) -> Path:
 def test_a_killed_run_repeats_the_uninterrupted_one_bit_for_bit(ended, recipe, tmp_path):
     """The resumed run logs what the uninterrupted one logged, digit by digit."""
     whole, killed = tmp_path / "whole", Path(shutil.copytree(ended / "killed", tmp_path / "killed"))
-    assert main(["train", recipe, "--run", str(whole), *LONGER]) == 0
+    assert main(["train", recipe, "--run-dir", str(whole), *LONGER]) == 0
     assert measured(killed) == measured(whole)[:18]
     assert main(["train", "--resume", str(killed)]) == 0
     assert len(measured(killed)) == 24

@@ -110,10 +110,10 @@ def check_training(folder: Path) -> None:
         print(name, flush=True)
         recipe, here, there = folder / f"{name}.yaml", folder / f"{name}-here", folder / f"{name}-there"
         recipe.write_text(text.replace("FOLDER", str(folder)) + TRAINING)
-        assert main(["train", str(recipe), "--run", str(here), *more]) == 0
+        assert main(["train", str(recipe), "--run-dir", str(here), *more]) == 0
         with trained_there() as seen:
             with interrupted_after(2):
-                assert main(["train", str(recipe), "--run", str(there), *more]) != 0
+                assert main(["train", str(recipe), "--run-dir", str(there), *more]) != 0
             assert main(["train", "--resume", str(there)]) == 0
         assert seen == {NAME}
         expected = curve(here)

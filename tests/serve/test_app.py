@@ -35,7 +35,7 @@ def run(tmp_path_factory) -> Path:
         text = "the company said sales rose\nthe court said the market rose\n"
         (folder / "corpus" / f"{split}.txt").write_text(text)
     (folder / "recipe.yaml").write_text(RECIPE)
-    words = ["train", str(folder / "recipe.yaml"), "--run", str(folder / "tiny")]
+    words = ["train", str(folder / "recipe.yaml"), "--run-dir", str(folder / "tiny")]
     assert main([*words, "--data.path", str(folder / "corpus")]) == 0
     (folder / "tiny" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     return folder / "tiny"

@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
     for split in ("train", "valid", "test"):
         (folder / "corpus" / f"{split}.txt").write_text("\n" + TEXT)
     (folder / "recipe.yaml").write_text(RECIPE)
-    words = ["--run", str(folder / "run"), "--data.path", str(folder / "corpus")]
+    words = ["--run-dir", str(folder / "run"), "--data.path", str(folder / "corpus")]
     assert main(["train", str(folder / "recipe.yaml"), *words]) == 0
     assert main(["export", "hf", str(folder / "run"), str(folder / "hf")]) == 0
     assert main(["eval", str(folder / "run")]) == 0

@@ -24,7 +24,7 @@ def rank(job):
 
 jobs = json.loads(JOBS)
 if jobs[0]["ranks"] == 0:  # what it imports and compiles once, every rank after it would do again
-    rank({**jobs[0], "words": [*jobs[0]["words"], "--run", "first"]})
+    rank({**jobs[0], "words": [*jobs[0]["words"], "--run-dir", "first"]})
 for job in jobs:
     if job["ranks"] == 0:
         child = os.fork()

@@ -63,14 +63,14 @@ def test_several_ranks_train_the_run_of_one(tmp_path):
     gateloop, crt = write_recipes(tmp_path)
     said = launch(
         tmp_path,
-        train(0, gateloop, "--run", "one"),
-        train(2, gateloop, "--run", "two", nodes=2),
-        train(0, crt, "--run", "crt-one"),
+        train(0, gateloop, "--run-dir", "one"),
+        train(2, gateloop, "--run-dir", "two", nodes=2),
+        train(0, crt, "--run-dir", "crt-one"),
         # killed and resumed with more ranks
-        train(0, crt, "--run", "crt-more", before=KILL.format(step=3, ranks=[0])),
+        train(0, crt, "--run-dir", "crt-more", before=KILL.format(step=3, ranks=[0])),
         train(2, "--resume", "crt-more", *SHARDED),
-        train(2, gateloop, "--run", "failed", before=FAIL),
-        train(2, crt, "--run", "crt-pieces", "--training.sequence_parallel", 2),
+        train(2, gateloop, "--run-dir", "failed", before=FAIL),
+        train(2, crt, "--run-dir", "crt-pieces", "--training.sequence_parallel", 2),
         generate(0, "texts-of-one"),
         generate(2, "texts-of-two"),
         timeout=300,
@@ -90,15 +90,15 @@ def test_other_ranks_train_the_run_of_one(tmp_path):
     gateloop, crt = write_recipes(tmp_path)
     said = launch(
         tmp_path,
-        train(0, gateloop, "--run", "one"),
-        train(4, gateloop, "--run", "fewer", *SHARDED, "--training.asynchronous_saving", "true",
+        train(0, gateloop, "--run-dir", "one"),
+        train(4, gateloop, "--run-dir", "fewer", *SHARDED, "--training.asynchronous_saving", "true",
               before=KILL.format(step=3, ranks=[2])),
         train(2, "--resume", "fewer", "--training.strategy", "ddp"),
-        train(0, gateloop, "--run", "more", before=KILL.format(step=3, ranks=[0])),
+        train(0, gateloop, "--run-dir", "more", before=KILL.format(step=3, ranks=[0])),
         train(2, "--resume", "more", *SHARDED),
-        train(2, gateloop, "--run", "pieces", "--training.sequence_parallel", 2),
-        train(0, crt, "--run", "crt-one"),
-        train(2, crt, "--run", "crt-sharded", *SHARDED),
+        train(2, gateloop, "--run-dir", "pieces", "--training.sequence_parallel", 2),
+        train(0, crt, "--run-dir", "crt-one"),
+        train(2, crt, "--run-dir", "crt-sharded", *SHARDED),
         timeout=300,
     ).said  # fmt: skip
     _check_curves(tmp_path, said, {"one": ["fewer", "more", "pieces"], "crt-one": ["crt-sharded"]})

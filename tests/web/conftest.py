@@ -68,7 +68,7 @@ def _train(folder: Path) -> None:
     threads = torch.get_num_threads()
     for name, recipe in recipes.items():
         (folder / f"{name}.yaml").write_text(recipe, encoding="utf-8")
-        assert main(["train", str(folder / f"{name}.yaml"), "--run", str(folder / name)]) == 0
+        assert main(["train", str(folder / f"{name}.yaml"), "--run-dir", str(folder / name)]) == 0
     torch.set_num_threads(threads)  # runs set the number of threads of this process
 
 

@@ -60,7 +60,7 @@ def hostile(shared) -> Path:
         recipe = folder / "recipe.yaml"
         recipe.write_text(TEXT.format(path=folder, vocabulary="vocabulary: words"), encoding="utf-8")
         threads = torch.get_num_threads()
-        assert main(["train", str(recipe), "--run", str(folder / NAMES[0]), "--training.epochs", "1"]) == 0
+        assert main(["train", str(recipe), "--run-dir", str(folder / NAMES[0]), "--training.epochs", "1"]) == 0
         torch.set_num_threads(threads)
         shutil.copytree(folder / NAMES[0], folder / NAMES[1])
 

@@ -22,12 +22,12 @@ _TRANSITIONS = ("data-controlled", "fixed")
 
 
 def demo(arguments: Namespace) -> int:
-    folder = arguments.run
+    folder = arguments.run_dir
     keep_large_blocks()
     console = Console()
     for transition in _TRANSITIONS:
         if not _train(transition, folder / transition, console):
-            print(f"stopped; continue with: recurra demo --run {folder}", file=sys.stderr)
+            print(f"stopped; continue with: recurra demo --run-dir {folder}", file=sys.stderr)
             return 130
     runs = [open_run(folder / transition) for transition in _TRANSITIONS]
     results = {run.name: run.task.score_by_span(run) for run in runs}

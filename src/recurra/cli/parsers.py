@@ -44,7 +44,7 @@ def train(words: Sequence[str]) -> Namespace:
     add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
     recipe = "a YAML file, a name that `recurra recipes` lists, or either with #VARIANT"
     add("recipe", nargs="?", metavar="RECIPE", help=recipe)
-    add("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
+    add("--run-dir", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
     add("--resume", metavar="RUN", help="continue the run in this folder")
     add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
     arguments = parsed(parser, words)
@@ -55,8 +55,8 @@ def train(words: Sequence[str]) -> Namespace:
             parser.exit()
     elif (arguments.recipe is None) == (arguments.resume is None):
         parser.error("give either a RECIPE or --resume RUN")
-    elif arguments.resume and arguments.run:
-        parser.error("--resume RUN continues in the run's own folder: omit --run")
+    elif arguments.resume and arguments.run_dir:
+        parser.error("--resume RUN continues in the run's own folder: omit --run-dir")
     elif arguments.checkpoint and not arguments.resume:
         parser.error("--checkpoint chooses what to resume: add --resume RUN")
     return arguments
@@ -416,7 +416,7 @@ def demo(words: Sequence[str]) -> Namespace:
         "them. Stopped in the middle, it continues when it is started again.",
         overrides=False,
     )
-    parser.add_argument("--run", **FOLDER, default="runs/demo", help="folder to write (default: runs/demo)")
+    parser.add_argument("--run-dir", **FOLDER, default="runs/demo", help="folder to write (default: runs/demo)")
     return parser.parse_args(words)
 
 

@@ -35,7 +35,7 @@ def _train(arguments: Namespace) -> int:
     if arguments.resume:
         trainer = resume_run(arguments.resume, checkpoint=arguments.checkpoint or "last", overrides=arguments.overrides)
     else:
-        trainer = start_run(arguments.recipe, arguments.run, arguments.overrides)
+        trainer = start_run(arguments.recipe, arguments.run_dir, arguments.overrides)
     folder = trainer.folder.path
     speaks = trainer.ranks.is_first
     if speaks:

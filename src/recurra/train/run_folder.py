@@ -43,7 +43,7 @@ class RunFolder:
     def require_new(self) -> None:
         """Raise FileExistsError if the folder already contains a run."""
         if self.config.exists():
-            hint = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run"
+            hint = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run-dir"
             got = f"{self.path}, which already contains a run"
             raise FileExistsError(sentence("run", got, "a folder without a run", hint))
 

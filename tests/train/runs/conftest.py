@@ -54,7 +54,7 @@ def trained(tmp_path_factory) -> Path:
         patch.chdir(folder)
         for name, recipe in RECIPES.items():
             Path(f"{name}.yaml").write_text(recipe)
-            assert main(["train", f"{name}.yaml", "--run", f"runs/{name}"]) == 0
+            assert main(["train", f"{name}.yaml", "--run-dir", f"runs/{name}"]) == 0
     torch.set_num_threads(threads)
     return folder
 

@@ -73,7 +73,7 @@ def run(tmp_path_factory) -> Path:
         "optimizer": {"learning_rate": 0.003},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / "run")]) == 0
+    assert main(["train", str(folder / "recipe.yaml"), "--run-dir", str(folder / "run")]) == 0
     return folder / "run"
 
 

@@ -86,7 +86,7 @@ def test_a_new_task_and_a_new_model_are_one_file_each(run_python, tmp_path):
     model: {{n_layer: 1, d_model: 8}}
     """)
     words = ["--training.tensorboard=false", "--training.accelerator=cpu", "--data.batch_size=4"]
-    assert main(["train", "copy.yaml", "--run", "run", *words]) == 0
+    assert main(["train", "copy.yaml", "--run-dir", "run", *words]) == 0
     assert main(["eval", "run"]) == 0
     run = open_run("run")
     print("scored", sorted(run.scores["test"])[-3:], run.model.config.vocab_size)
@@ -97,7 +97,7 @@ def test_a_new_task_and_a_new_model_are_one_file_each(run_python, tmp_path):
     data: {{path: {tmp_path}, cache: {tmp_path}/cache, batch_size: 2, segment_length: 4}}
     training: {{max_steps: 2, tensorboard: false, accelerator: cpu}}
     """)
-    assert main(["train", "toy.yaml", "--run", "toy", "--model.d_model=5"]) == 0
+    assert main(["train", "toy.yaml", "--run-dir", "toy", "--model.d_model=5"]) == 0
     model = open_run("toy").model
     print("opened", type(model).__name__, model.config.d_model)
     '''
