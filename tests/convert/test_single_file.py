@@ -36,8 +36,9 @@ def saved(tmp_path) -> Path:
 def test_a_model_keeps_its_type(tmp_path, dtype):
     config = LanguageModelConfig(vocab_size=len(WORDS), n_layer=1, d_model=8, d_channel_mixing=8, tie_embeddings=True)
     model = LanguageModel(config).to(dtype).eval()
-    save_single_file(PortableModel(model, WORDS, {}, 0), tmp_path / "one.safetensors")
-    found = load_single_file(tmp_path / "one.safetensors").model
+    path = str(tmp_path / "one.safetensors")
+    save_single_file(PortableModel(model, WORDS, {}, 0), path)
+    found = load_single_file(path).model
     for name, right in model.state_dict().items():
         assert found.state_dict()[name].dtype == right.dtype
         assert torch.equal(found.state_dict()[name], right)

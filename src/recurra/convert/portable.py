@@ -134,7 +134,7 @@ _FORMAT = "recurra model 2"
 _WRITTEN = "a file that `recurra convert` wrote"
 
 
-def save_single_file(portable: PortableModel, path: Path) -> None:
+def save_single_file(portable: PortableModel, path: str | Path) -> None:
     """Write a model as one safetensors file, completely or not at all; tied weights are stored once."""
     description = {
         "format": _FORMAT,
@@ -150,12 +150,13 @@ def save_single_file(portable: PortableModel, path: Path) -> None:
     metadata = {"format": "pt", "recurra": json.dumps(description)}
     if tokenizer is not None:
         metadata["tokenizer"] = tokenizer
-    with replacing(path) as file:
+    with replacing(Path(path)) as file:
         write_safetensors(file, weights, metadata)
 
 
-def load_single_file(path: Path) -> PortableModel:
+def load_single_file(path: str | Path) -> PortableModel:
     """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU."""
+    path = Path(path)
     weights, metadata = read_safetensors(path, _WRITTEN)
     if "recurra" not in metadata:
         raise ValueError(sentence(str(path), "one that does not say which model its weights belong to", _WRITTEN))

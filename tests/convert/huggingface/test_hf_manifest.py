@@ -23,7 +23,7 @@ WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_co
 def folder(tmp_path) -> Path:
     """A folder of `recurra convert`: with an experiment and a tokenizer."""
     portable = PortableModel(build("gateloop").float().model, WORDS, {"seed": 3}, 7)
-    save_folder(portable, tmp_path)
+    save_folder(portable, str(tmp_path))
     return tmp_path
 
 
@@ -45,7 +45,7 @@ def test_a_changed_file_is_refused_by_name(folder, name):
     (folder / name).write_bytes(content)
     message = rf"{name} is damaged: its content does not match its digest in manifest\.json; expected the file that was"
     with pytest.raises(ValueError, match=message):
-        load_folder(folder)
+        load_folder(str(folder))
     (folder / name).unlink()
     message = (
         rf"{name} is missing, although manifest\.json lists it; expected the folder as it was written: copy it again$"

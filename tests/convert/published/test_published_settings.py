@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.convert.published.conftest import CASES, ROTATION
 from transformers import AutoModelForCausalLM
 
@@ -119,9 +120,19 @@ def griffin(**options) -> PortableModel:
     return portable({"rg-lru": {"n_heads": 2}, "rotary-attention": GRIFFIN | options}, logit_cap=30.0, **others)
 
 
-def test_a_griffin_is_written(tmp_path):
-    to_huggingface(griffin(), tmp_path / "theirs")
-    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["attention_window_size"] == 5
+def test_a_griffin_whose_head_is_no_embedding_has_a_bias_of_zeros(tmp_path):
+    ours, folder, tokens = griffin(), tmp_path / "theirs", torch.randint(50, (2, 21))
+    to_huggingface(ours, str(folder))
+    assert json.loads((folder / "config.json").read_text())["attention_window_size"] == 5
+    assert "lm_head.bias" not in load_file(folder / "model.safetensors")  # transformers' class would ignore it
+    peer = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.model(tokens)[0], peer(tokens, use_cache=False).logits, rtol=1e-5, atol=1e-5)
+    assert torch.equal(from_huggingface(folder).model(tokens)[0], ours.model(tokens)[0])
+    ours.model.head.linear.bias.data[3] = 0.5
+    with pytest.raises(ValueError, match=r"^head\.linear\.bias is not zero; expected zeros, as the head of a Recurr"):
+        to_huggingface(ours, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
 
 
 MAMBA_2_LAYERS = ["rotary-attention", "rotary-attention", "mamba"]
@@ -146,6 +157,7 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA | {"d_head": 6}}), r"qkv\.weight \(36, 8\)"),
         (lambda: portable({"gated-delta-net": DELTA | {"negative_eigenvalues": True}}), "negative_eigenvalues True in"),
         (lambda: portable({"gated-delta-net": DELTA | {"norm_epsilon": 1e-6}}), "norm_epsilon 1e-06 instead of 1e-05"),
+        (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),
         (lambda: griffin(output_bias=False), "output_bias False instead of True of rotary-attention"),

@@ -154,7 +154,7 @@ def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: st
             raise ValueError(f"{what} cannot be taken over: {ours[:12]}... is not the same text in transformers")
 
 
-def save_folder(portable: PortableModel, folder: Path) -> None:
+def save_folder(portable: PortableModel, folder: str | Path) -> None:
     """Write a model as transformers loads it.
 
     It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
@@ -167,7 +167,7 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
     if portable.tokenizer is not None:
         model.generation_config.bos_token_id = text_start(portable.tokenizer)
-    with put_in_place(folder) as scratch, _quietly():
+    with put_in_place(Path(folder)) as scratch, _quietly():
         model.save_pretrained(scratch)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
@@ -175,11 +175,12 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
         write_manifest(scratch, about, (*MODEL_FILES, *TOKENIZER_FILES))
 
 
-def load_folder(folder: Path) -> PortableModel:
+def load_folder(folder: str | Path) -> PortableModel:
     """Read a model of this package in float32, and its tokenizer if there is one, from a folder for transformers.
 
     If the folder comes from `save_pretrained`, the experiment and the step are unknown. No code of the folder is run.
     """
+    folder = Path(folder)
     about = require_sound(folder, (*MODEL_FILES, *TOKENIZER_FILES))
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

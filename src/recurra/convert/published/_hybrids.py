@@ -106,6 +106,7 @@ def _recurrent_heads(d_model: int, options: dict[str, Any]) -> int:
 
 
 def _gemma_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    require(config.logit_cap is not None, "logit_cap", None, "a bound, as RecurrentGemma's logits have one")
     recurrent = options["rg-lru"]
     n_heads = _recurrent_heads(config.d_model, recurrent)
     absent = mixer_options("rotary-attention") | {"n_heads": n_heads, "rotated_share": 0.5, "window": 2048}
@@ -121,7 +122,7 @@ def _gemma_settings(config: LanguageModelConfig, options: _Options) -> dict[str,
         "attention_dropout": attention["dropout"],
         **_rotation(attention["rotation_base"], attention["rotated_share"]),
         "rms_norm_eps": config.norm_epsilon,
-        "logits_soft_cap": config.logit_cap or 0.0,
+        "logits_soft_cap": config.logit_cap,
     }
 
 

@@ -109,10 +109,16 @@ def filled(
 ) -> LanguageModel:
     """Give an outlined model memory and its weights, which have transformers' names and come from `what`."""
     weights = split_fused(weights, fused_of(architecture, outline.config), what)
+    if outline.config.biases and not outline.config.tie_embeddings:  # their heads have none
+        weights = {_head_bias(architecture): torch.zeros(outline.config.vocab_size), **weights}
     places = matched(outline, weights, rules_of(architecture, outline.config), what)
     model = _with_memory(outline, dtype)
     fill(model, weights, places, what)
     return model.eval()
+
+
+def _head_bias(architecture: Architecture) -> str:
+    return architecture.head.removesuffix("weight") + "bias"
 
 
 def _with_memory(outline: LanguageModel, dtype: torch.dtype) -> LanguageModel:
@@ -153,14 +159,18 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     return weights
 
 
-def to_huggingface(portable: PortableModel, folder: Path) -> None:
+def to_huggingface(portable: PortableModel, folder: str | Path) -> None:
     """Write a language model as a folder that transformers loads with its own class, without code of this package.
 
     Args:
         portable: a `LanguageModel` of a shape that one of the known architectures has.
         folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
+
+    Raises:
+        ValueError: transformers has no class for such a model.
     """
     architecture, entries, weights = published_form(portable.model)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],
@@ -181,6 +191,10 @@ def published_form(model: nn.Module) -> tuple[Architecture, dict[str, Any], dict
     weights = weights_by_their_names(model, rules_of(architecture, config))
     if tied_parameters(model):
         del weights[architecture.head]
+    bias = weights.pop(_head_bias(architecture), None)
+    if bias is not None and bias.any():
+        expected = f"zeros, as the head of a {architecture.class_name} has no bias"
+        raise ValueError(sentence("head.linear.bias", "not zero", expected, "train with model.tie_embeddings true"))
     return architecture, entries, join_fused(weights, fused_of(architecture, config))
 
 
