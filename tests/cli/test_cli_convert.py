@@ -61,4 +61,4 @@ def test_a_converted_run_is_scored_and_generates_and_is_not_resumed(capsys, tmp_
         assert main(["generate", run, "--temperature", "0"]) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
-    assert "expected one that training can continue from" in failure(capsys, "train", "--resume", other)
+    assert "expected a checkpoint that training can continue from" in failure(capsys, "train", "--resume", other)

@@ -177,9 +177,6 @@ class ResumableRun:
             if not path.is_dir():
                 saved = self._layout.lay_out(saved)
             saved["state"] = self._layout.own_state(saved["state"])
-        if saved["optimizer"] is None:
-            got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
-            raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
         if saved["data"] != self._data_fingerprint:
             got = f"{self.experiment.data.path}, which has changed since {path} was saved"
             hint = f"put it back, or start a new run from these weights with --init_from {self.folder.path}"

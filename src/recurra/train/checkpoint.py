@@ -219,9 +219,13 @@ def _best_step(path: Path) -> int:
     if path.suffix != SUFFIX:
         return int(path.name.rpartition("-")[2])
     with suppress(OSError, *_MALFORMED):
-        described = parse_json(read_metadata(path)[_METADATA], str(path), allow_nan=True)
-        return int(described["content"]["position"]["step"])
+        return int(_described(path)["position"]["step"])
     return -1
+
+
+def _described(path: Path) -> Any:
+    """Read what a file holds besides tensors, without checking it."""
+    return parse_json(read_metadata(path)[_METADATA], str(path), allow_nan=True)["content"]
 
 
 class CheckpointFolder:
@@ -320,6 +324,17 @@ class CheckpointFolder:
             got = f"{path}, which does not exist"
             raise CheckpointError(sentence("checkpoint", got, "last, previous, best or the path of a file"))
         return path
+
+    def require_trained(self, which: str) -> None:
+        """Refuse (CheckpointError) a checkpoint that `recurra convert` wrote: it has weights and no optimiser."""
+        source = None
+        with suppress(OSError, *_MALFORMED):  # a missing or damaged one is named by whatever reads it
+            path = self.find("best" if which == "last" and not self.steps() else which)
+            source = _described(path).get("converted_from")
+        if source is not None:
+            got = f"one that `recurra convert` made from {source}, without the optimiser's state"
+            hint = f"start a new run from these weights, with `recurra train RECIPE --init_from {self.path.parent}`"
+            raise CheckpointError(sentence(str(path), got, "a checkpoint that training can continue from", hint))
 
     def load(
         self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None

@@ -185,6 +185,7 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
     """
     run = RunFolder(folder)
     run.require_run()
+    CheckpointFolder(run.checkpoints).require_trained(checkpoint)  # first: the data of such a run may be unknown
 
     def own_data(experiment: Experiment, ranks: Ranks) -> DataSet:
         return experiment.task.open_data(experiment.data, run, rank=ranks.data_rank, world_size=ranks.data_count)

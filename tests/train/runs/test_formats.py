@@ -15,8 +15,9 @@ from recurra.data.text import TextConfig
 from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train.checkpoint import CheckpointError
 from recurra.train.formats import _format_of, _read_model, convert_model
-from recurra.train.run import score_run
+from recurra.train.run import resume_run, score_run
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 WORDS = Vocabulary.from_text([TEXT])
@@ -160,6 +161,15 @@ def test_a_folder_that_transformers_wrote_again(run, tmp_path):
     (tmp_path / "tuned" / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="which has no tokenizer; expected a model with one"):
         convert(tmp_path / "tuned", tmp_path / "back", "run")
+
+
+def test_a_converted_run_says_why_it_cannot_be_resumed(single, tmp_path):
+    convert(single, tmp_path / "back", "run")
+    for which in ("last", "best", str(tmp_path / "back" / "checkpoints" / "best.safetensors")):
+        with pytest.raises(
+            CheckpointError, match=r"convert` made from .*model\.safetensors, .* with .*--init_from .*back`"
+        ):
+            resume_run(tmp_path / "back", checkpoint=which)
 
 
 def test_a_model_without_a_tokenizer_takes_no_others_place(run, tmp_path):
