@@ -1,13 +1,24 @@
 """Names to classes. A module registers what it defines; a registry imports the modules of its package when asked."""
 
+import difflib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 _Entry = TypeVar("_Entry")
+
+
+def did_you_mean(word: str, names: Iterable[str], most: int = 3) -> str:
+    """Ask whether one of the names that look like `word` was meant; empty if none does.
+
+    >>> did_you_mean("trian", ["train", "eval"])
+    'did you mean train?'
+    """
+    close = difflib.get_close_matches(word, list(names), n=most)
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 class Registry(Generic[_Entry]):
@@ -43,7 +54,9 @@ class Registry(Generic[_Entry]):
         try:
             return self._entries[name]
         except KeyError:
-            raise ValueError(f"unknown {self.kind} {name!r}; there are: {', '.join(self)}") from None
+            hint = did_you_mean(name, self)
+            there = f"unknown {self.kind} {name!r}; there are: {', '.join(self)}"
+            raise ValueError(f"{there}: {hint}" if hint else there) from None
 
     def __iter__(self) -> Iterator[str]:
         self._import_all()

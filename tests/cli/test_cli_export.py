@@ -124,7 +124,8 @@ def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):
 def test_what_cannot_be_exported(run, tmp_path, capsys):
     assert main(["export", "hf", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "expected the folder of a run" in capsys.readouterr().err
-    for words, code, said in ((["tape", run], 2, "unknown format 'tape'"), ([], 2, "hf"), (["--help"], 0, "hf")):
+    tape, onx = "recurra export: unknown format 'tape'\n", "unknown format 'onx': did you mean onnx?\n"
+    for words, code, said in ((["tape", run], 2, tape), (["onx"], 2, onx), ([], 2, "hf"), (["--help"], 0, "hf")):
         with pytest.raises(SystemExit) as ended:
             main(["export", *words])
         assert ended.value.code == code

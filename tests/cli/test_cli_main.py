@@ -18,7 +18,7 @@ def test_the_commands_are_listed(capsys):
     for name in ("train", "eval", "plot", "demo", "info"):
         assert f"  {name}" in listed
     assert main(["trian"]) == 2
-    assert "unknown command 'trian'" in capsys.readouterr().err
+    assert "recurra: unknown command 'trian': did you mean train?\n" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(capsys, tmp_path):

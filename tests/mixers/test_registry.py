@@ -22,7 +22,7 @@ def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_pytho
 
 
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"unknown mixer 'gatelop'; there are: .*gateloop"):
+    with pytest.raises(ValueError, match=r"unknown mixer 'gatelop'; there are: .*slstm: did you mean gateloop\?$"):
         recurra.create_mixer("gatelop", 8)
 
 

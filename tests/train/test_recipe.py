@@ -118,6 +118,11 @@ def test_the_help_shows_each_field_with_its_docstring_and_the_recipes_value(reci
     assert "--training.monitor {loss,accuracy} The validation score" in text
 
 
+def test_a_misspelt_experiment_is_refused_with_a_near_one(recipe):
+    with pytest.raises(RecipeError, match=r"experiment is 'memory-horizont'; .*: did you mean memory-horizon\?$"):
+        load_recipe(recipe("experiment: memory-horizont\n"))
+
+
 # --- families ---
 
 FAMILY = """
@@ -207,6 +212,7 @@ def test_a_path_that_exists_wins_over_a_name(tmp_path, monkeypatch):
     [
         ("memory-horizon", "did you mean memory-horizon/data-controlled or "),
         ("mqar", "did you mean recall/mqar?"),
+        ("demo/fxed", "did you mean demo/fixed?"),
         ("zzz", "`recurra recipes` lists the names"),
     ],
 )

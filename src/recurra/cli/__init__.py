@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 
 from recurra import __version__
 from recurra.cli import parsers
+from recurra.cli.arguments import unknown
 
 COMMANDS = {
     "prepare": (parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"recurra {__version__}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"recurra: unknown command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
+        print(f"recurra: {unknown('command', words[0], COMMANDS)}\n\n{_usage()}", file=sys.stderr)
         return _FAILED
     try:
         parse, place, _ = COMMANDS[words[0]]

@@ -1,11 +1,12 @@
 """Arguments that commands share, and values set over a recipe, whose keys contain a dot: --training.epochs 2."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from recurra._choices import RECIPE_KEYS
+from recurra.registry import did_you_mean
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
@@ -14,6 +15,11 @@ REAL: dict[str, Any] = {"type": float, "metavar": "X"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
 """Kinds of arguments."""
+
+
+def unknown(what: str, word: str, known: Iterable[str]) -> str:
+    hint = did_you_mean(word, known)
+    return f"unknown {what} {word!r}{hint and f': {hint}'}"
 
 
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:

@@ -7,7 +7,17 @@ from functools import partial
 from pathlib import Path
 
 from recurra import _choices
-from recurra.cli.arguments import FILE, FOLDER, NUMBER, REAL, add_checkpoint, add_device, command_parser, parsed
+from recurra.cli.arguments import (
+    FILE,
+    FOLDER,
+    NUMBER,
+    REAL,
+    add_checkpoint,
+    add_device,
+    command_parser,
+    parsed,
+    unknown,
+)
 
 _PREPARE = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
@@ -357,7 +367,7 @@ def export(words: Sequence[str]) -> Namespace:
         print(usage)
         raise SystemExit(0 if words else 2)
     if words[0] not in _EXPORTS:
-        print(f"recurra export: unknown format {words[0]!r}\n\n{usage}", file=sys.stderr)
+        print(f"recurra export: {unknown('format', words[0], _EXPORTS)}\n\n{usage}", file=sys.stderr)
         raise SystemExit(2)
     parser = _EXPORTS[words[0]][0]()
     parser.set_defaults(to=words[0])

@@ -4,7 +4,6 @@
 """
 
 import copy
-import difflib
 import itertools
 import warnings
 from argparse import SUPPRESS
@@ -20,6 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from recurra._files.reading import one_line, parse_yaml, read_yaml
 from recurra.checks import require, sentence
 from recurra.models.language_model import LanguageModelConfig
+from recurra.registry import did_you_mean
 from recurra.train._mixer_options import follow_mixer
 from recurra.train._process import is_first_launched
 from recurra.train.experiment import Experiment, flat, sections_of, to_plain
@@ -69,8 +69,8 @@ def find_recipe(word: Path | str) -> Path:
     if name in names:
         return recipes_folder() / f"{name}.yaml"
     within = [other for other in names if other.startswith(f"{name.rstrip('/')}/") or other.endswith(f"/{name}")]
-    near = within[:3] or difflib.get_close_matches(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`recurra recipes` lists the names"
+    hint = f"did you mean {' or '.join(within[:3])}?" if within else did_you_mean(name, names)
+    hint = hint or "`recurra recipes` lists the names"
     got = f"{word}, which is neither a file nor the name of a recipe"
     raise RecipeError(sentence("recipe", got, "a YAML file, or the name of a recipe that comes with Recurra", hint))
 
@@ -91,8 +91,7 @@ class RecipeFamily:
     def variant(self, name: str) -> dict[str, Any]:
         """Return the recipe of a variant. Raises RecipeError: the family has no such variant."""
         if name not in self.variants:
-            close = difflib.get_close_matches(name, self.variants)
-            hint = f"did you mean {' or '.join(close)}?" if close else ""
+            hint = did_you_mean(name, self.variants)
             one, expected = f"the variant of {self.path}", f"one of {', '.join(self.variants)}"
             raise RecipeError(sentence(one, repr(name), expected, hint))
         recipe: dict[str, Any] = {}
@@ -237,7 +236,8 @@ def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
     """Return the experiment's name, all of whose keys in the recipe and the overrides are known."""
     name, names = recipe.get("experiment"), experiment_names()
     if name not in names:
-        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names))}")
+        hint = did_you_mean(str(name), names)
+        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names), hint)}")
     known = set(_recipe_keys(name))
     for key, value in flat(recipe):
         _require_known(path, key, known)
@@ -339,6 +339,5 @@ def _require_known(path: Path | str, key: str, known: set[str]) -> None:
         return
     section = key.partition(".")[0] + "."
     beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(key, known, most=1)
     raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), hint)}")
