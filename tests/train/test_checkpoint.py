@@ -116,6 +116,16 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
     assert folder.best.is_file()
 
 
+def test_a_run_without_a_validation_is_offered_its_last_checkpoint(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, PAYLOAD)
+    with pytest.raises(CheckpointError, match=r"the last one, .*step-0000000001\.safetensors \(--checkpoint last\)$"):
+        folder.find("best")
+    folder.drop_after(0)
+    with pytest.raises(CheckpointError, match=r"or the path of a file$"):
+        folder.find("best")
+
+
 def test_of_two_best_ones_that_of_the_later_step_counts(tmp_path):
     """A process that is killed while it replaces the best one leaves both, and the clock may have been set back."""
     folder = CheckpointFolder(tmp_path)

@@ -322,7 +322,10 @@ class CheckpointFolder:
         path = self.best if which == "best" else Path(which)
         if not path.exists():
             got = f"{path}, which does not exist"
-            raise CheckpointError(sentence("checkpoint", got, "last, previous, best or the path of a file"))
+            hint = ""
+            if which == "best" and steps:
+                hint = f"without a validation so far, there is only the last one, {steps[-1]} (--checkpoint last)"
+            raise CheckpointError(sentence("checkpoint", got, "last, previous, best or the path of a file", hint))
         return path
 
     def require_trained(self, which: str) -> None:
