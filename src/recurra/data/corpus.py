@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import BinaryIO, Generic, Literal, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 
