@@ -37,7 +37,7 @@ class Ragged(NamedTuple):
 
 
 def require_streams(require_state: Callable[[Any, int], None], state: Any, batch: int) -> None:
-    """Refuse anything but a state of `batch` streams, which may stand at different places."""
+    """Call `require_state(state, batch)`, or once for each stream of a `Ragged`, which must have `batch` of them."""
     if not isinstance(state, Ragged):
         require_state(state, batch)
         return

@@ -213,7 +213,7 @@ class AdaptiveShell(LanguageModelShell):
         if isinstance(state, Ragged):
             require_streams(self.require_state, state, batch)
             return
-        self._entering(state, torch.empty(batch, 0, self.config.d_model, **self._like()))
+        self._checked_state(state, torch.empty(batch, 0, self.config.d_model, **self._like()))
         for attention, layer in zip(self.attentions, state.layers):
             attention.require_state(layer, batch)
 
@@ -228,7 +228,7 @@ class AdaptiveShell(LanguageModelShell):
     def _start(self, x: Tensor) -> Any:
         """Return the state at the start of the streams of x, (B, L, d_model)."""
 
-    def _entering(self, state: Any, x: Tensor) -> Any:
+    def _checked_state(self, state: Any, x: Tensor) -> Any:
         """Check the model's own part of a state that continues with x; the layers check theirs."""
         require_layers(state, self.state_class, len(self.blocks))
         return state
@@ -243,7 +243,7 @@ class EncodedShell(AdaptiveShell):
         self, x: Float[Tensor, "B L d_model"], state: Any, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Run the blocks."""
-        layers = (self._start(x) if state is None else self._entering(state, x)).layers
+        layers = (self._start(x) if state is None else self._checked_state(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
         encoding = self.encoding_dropout(first.encode(x, layers[0])[None])[0]

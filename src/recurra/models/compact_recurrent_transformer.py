@@ -228,7 +228,7 @@ class CompactRecurrentTransformer(AdaptiveShell):
         self, x: Float[Tensor, "B L d_model"], state: CompactRecurrentTransformerState | None, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], CompactRecurrentTransformerState]:
         """Run segment by segment."""
-        state = self._start(x) if state is None else self._entering(state, x)
+        state = self._start(x) if state is None else self._checked_state(state, x)
         outputs = []
         weights = self.memory.weights(), self.position.weights()
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
@@ -242,8 +242,8 @@ class CompactRecurrentTransformer(AdaptiveShell):
         memory = self.memory.start(x)
         return CompactRecurrentTransformerState(0, memory, memory, self.position.start(memory), self._layers(len(x)))
 
-    def _entering(self, state: Any, x: Tensor) -> CompactRecurrentTransformerState:
-        entering: CompactRecurrentTransformerState = super()._entering(state, x)
+    def _checked_state(self, state: Any, x: Tensor) -> CompactRecurrentTransformerState:
+        entering: CompactRecurrentTransformerState = super()._checked_state(state, x)
         require_position(entering.position, self.config.segment_length)
         start = self.memory.start(x)
         for name, like in (("memory", start), ("reading", start), ("placing", self.position.start(start))):

@@ -82,7 +82,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         if state is None:
             state = self._start(x)
         else:
-            state, x = self._entering(state, x), with_zero_gradients(x, [self.first_memory])
+            state, x = self._checked_state(state, x), with_zero_gradients(x, [self.first_memory])
         outputs = []
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
             y, state = self._within_segment(piece, state, **options)
@@ -93,8 +93,8 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         memory = self.first_memory.to(torch.promote_types(x.dtype, torch.float32)).repeat(len(x), 1, 1)
         return RecurrentMemoryTransformerState(0, memory, self._layers(len(x)))
 
-    def _entering(self, state: Any, x: Tensor) -> RecurrentMemoryTransformerState:
-        entering: RecurrentMemoryTransformerState = super()._entering(state, x)
+    def _checked_state(self, state: Any, x: Tensor) -> RecurrentMemoryTransformerState:
+        entering: RecurrentMemoryTransformerState = super()._checked_state(state, x)
         require_position(entering.position, self.config.segment_length)
         shape, real = (len(x), *self.first_memory.shape), torch.promote_types(x.dtype, torch.float32)
         require_layout("state.memory", entering.memory, shape, real, x.device)

@@ -1,4 +1,4 @@
-"""Sessions: named streams that last. Those in memory are a cache of the store, which every request is written to.
+"""Sessions: named streams that last. Those in memory are a cache of the database: `_write` saves one after each change.
 
 All of it runs in one event loop. A session has one request at a time. If a change cannot be written to disk, the
 session leaves the memory, and what the disk has counts.
@@ -86,7 +86,7 @@ class Session:
     transcript: Transcript
     created: float
     used: float
-    n_written: int = 0  # tokens of the transcript that are on disk; -1 if it has to be written anew
+    n_on_disk: int = 0  # tokens of the transcript that are on disk; -1 if it has to be written anew
     n_parts: int = 0
     first: int = 0  # the position before the first token on disk
     is_busy: bool = False
@@ -175,7 +175,7 @@ class Sessions:
         with session.busy():
             session.state = await self._state_at(session, position)
             session.transcript.cut(position)
-            session.n_written = -1
+            session.n_on_disk = -1
             self._checkpoints.cut(session.key, position)
             await self._write(session)
 
@@ -303,8 +303,8 @@ class Sessions:
     async def _write(self, session: Session) -> None:
         """Write a session and the new part of its transcript; if that fails, forget it: what is on disk counts."""
         # A transcript on disk that goes further, or ends before the first token that is kept, is replaced.
-        is_all = session.n_written < session.transcript.first or session.n_parts >= _MOST_PARTS
-        part = session.transcript.part(0 if is_all else session.n_written)
+        is_all = session.n_on_disk < session.transcript.first or session.n_parts >= _MOST_PARTS
+        part = session.transcript.part(0 if is_all else session.n_on_disk)
         n_tokens = len(session.transcript)
         first = part.start if is_all else session.first
         try:
@@ -315,7 +315,7 @@ class Sessions:
             self._checkpoints.forget(session.key)
             raise
         session.n_parts = 1 if is_all else session.n_parts + 1
-        session.n_written, session.first = n_tokens, first
+        session.n_on_disk, session.first = n_tokens, first
 
     async def _load(self, key: _Key) -> Session:
         try:

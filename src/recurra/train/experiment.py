@@ -29,7 +29,7 @@ _SECTIONS: dict[str, type] = {
 
 @dataclass(kw_only=True)
 class Experiment:
-    """Data, a model, and how to train it.
+    """The configurations of data, model and training; `build_data` and `build_model` make the objects.
 
     Raises:
         TypeError: the data have no defaults and are missing, or a section is of another experiment.

@@ -166,8 +166,10 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool, backe
     return _scan_back(gradients[0], a, h, h0, reverse, backend)
 
 
-def _backward_as_scan(gradients: tuple, saved: tuple, reverse: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients, first and higher, are a scan in the other direction."""
+def _differentiable_backward(
+    gradients: tuple, saved: tuple, reverse: bool, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute gradients that can be differentiated again, by a scan backwards; the kernel's are `_run_back`."""
     (dh,), (a, h0, h) = gradients, saved
     nothing = torch.zeros_like(a[:, :1])
     later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
@@ -191,7 +193,7 @@ class _TransformedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward_as_scan((dh,), ctx.saved_tensors, *ctx.options), None, None
+        return *_differentiable_backward((dh,), ctx.saved_tensors, *ctx.options), None, None
 
     @staticmethod
     def jvp(
@@ -224,7 +226,7 @@ _with_derivatives = Differentiable(
     _backward,
     n_inputs=3,
     reference=lambda a, b, h0, reverse, _: (linear_scan_reference(a, b, h0, reverse),),
-    again=_backward_as_scan,
+    again=_differentiable_backward,
     transformed=lambda *arguments: (_TransformedScan.apply(*arguments),),
 )
 
@@ -283,8 +285,8 @@ def _halves_backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool
     return da, db, dh0.to(a.dtype)
 
 
-def _halves_backward_as_scan(gradients: tuple, saved: tuple, reverse: bool) -> tuple[Tensor, ...]:
-    found = _backward_as_scan(*_widened(gradients, saved), reverse, "numba")
+def _differentiable_halves_backward(gradients: tuple, saved: tuple, reverse: bool) -> tuple[Tensor, ...]:
+    found = _differentiable_backward(*_widened(gradients, saved), reverse, "numba")
     return tuple(gradient.to(saved[0].dtype) for gradient in found)
 
 
@@ -302,7 +304,7 @@ _scan_halves = Differentiable(
     reference=lambda a, b, h0, reverse: (
         differentiable_scan(a.float(), b.float(), h0.float(), reverse, "numba").to(b.dtype),
     ),
-    again=_halves_backward_as_scan,
+    again=_differentiable_halves_backward,
 )
 
 
