@@ -81,6 +81,20 @@ def test_changed_data_is_encoded_anew(make_corpus, encoded_files):
     assert text_of(TextCorpus.load(folder), "valid") == "the mat cat\n", "same size, same date"
 
 
+def test_a_single_file_is_a_corpus_that_says_how_it_was_cut(tmp_path, make_corpus, encoded_files):
+    path = tmp_path / "novel.txt"
+    path.write_text("the cat sat\n" * 40)
+    loaded = TextCorpus.load(path)
+    assert loaded.note == "split novel.txt at line ends, in bytes: 432 to train, 24 to valid, 24 to test"
+    assert text_of(loaded, "valid") == "the cat sat\n" * 2
+    assert len(encoded_files) == 4
+    TextCorpus.load(path)
+    assert len(encoded_files) == 4
+    path.write_text("the cat sat\n" * 39 + "the sat cat\n")
+    assert text_of(TextCorpus.load(path), "test") == "the cat sat\nthe sat cat\n"
+    assert TextCorpus.load(make_corpus()).note == ""
+
+
 def test_bad_text_leaves_no_cache_of_it(make_corpus):
     folder = make_corpus(valid=b"the\n\xff\n")
     for _ in range(2):

@@ -63,6 +63,22 @@ def test_the_shards_are_the_text(corpus, tmp_path, vocabulary, size):
         assert all(shards.encoder.decode([token]).endswith("\n") for token in tokens[:][starts[1:] - 1])
 
 
+def test_text_that_is_cut_is_prepared_in_whole_and_noticed_when_its_cuts_move(tmp_path):
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text("".join(f"{name} {number:03}\n" for number in range(60)))
+    units = find_units("folder", str(folder))
+    whole = "".join(text for unit in units for text in unit.documents())
+    assert whole == (folder / "a.txt").read_text() + (folder / "b.txt").read_text()
+    train = [unit for unit in units if unit.split == "train"]
+    assert [unit.number for unit in train] == list(range(4))
+    assert {Path(unit.path).name for unit in train} == {"a.txt", "b.txt"}
+    (folder / "c.txt").write_text("c\n")
+    moved = [unit for unit in find_units("folder", str(folder)) if unit.split == "train"]
+    assert [one.origin == other.origin for one, other in zip(train, moved)] == [True, True, True, False]
+
+
 def test_only_the_most_frequent_words_are_kept(corpus, tmp_path):
     index = prepare(Preparation("folder", str(corpus), tmp_path / "out", vocab_size=9))
     encoder = ShardCorpus(tmp_path / "out").encoder

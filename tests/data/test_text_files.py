@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 
 from recurra.data import _files as text_files
@@ -37,11 +39,9 @@ def test_two_files_for_one_split_are_refused(make_corpus):
 def test_missing_folders_and_files_are_named(tmp_path, make_corpus):
     with pytest.raises(FileNotFoundError, match=r"nowhere, which does not exist"):
         find_text_files(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"which has no text files; expected files named ptb.SPLIT.txt"):
+    with pytest.raises(FileNotFoundError, match=r"no text files; expected .txt files, or files named ptb.SPLIT.txt"):
         find_text_files(tmp_path)
     folder = make_corpus(train=None, test=None)
-    with pytest.raises(NotADirectoryError, match=r"valid.txt, a file; expected a folder"):
-        find_text_files(folder / "valid.txt")
     with pytest.raises(FileNotFoundError, match=r"no train and no test file \(only valid.txt\)"):
         require_splits(folder, find_text_files(folder))
 
@@ -89,3 +89,66 @@ def test_texts_are_joined_until_they_are_long(length):
     assert all(len(part) >= length for part in parts[:-1])
     assert length == 1 or len(parts) < len(texts)
     assert list(joined([], length)) == []
+
+
+LINES = [f"line {number:03} ä\n" for number in range(200)]
+
+
+def cut_texts(path):
+    return {split: "".join(text for text, _ in file.blocks()) for split, file in find_text_files(path).items()}
+
+
+def test_a_single_file_is_cut_at_line_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 50)
+    path = tmp_path / "novel"
+    path.write_bytes("".join(LINES).removesuffix("\n").encode())
+    texts = cut_texts(path)
+    assert list(texts) == ["train", "valid", "test"]
+    assert "".join(texts.values()) == "".join(LINES)
+    assert [text.count("\n") for text in texts.values()] == [180, 10, 10]
+
+
+def test_text_files_without_split_names_are_one_text(tmp_path):
+    for name, lines in {"a.txt": LINES[:150], "b.TXT": LINES[150:192], "c.txt": [], "d.txt": LINES[192:]}.items():
+        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
+    for other in ("notes.md", ".hidden.txt"):
+        (tmp_path / other).write_text("not read\n")
+    texts = cut_texts(tmp_path)
+    assert "".join(texts.values()) == "".join(LINES)
+    assert [text.count("\n") for text in texts.values()] == [180, 10, 10]
+
+
+def test_one_split_name_keeps_a_folder_from_being_cut(make_corpus):
+    folder = make_corpus(train=None, test=None)
+    (folder / "novel.txt").write_text("".join(LINES), encoding="utf-8")
+    assert [file.path.name for file in find_text_files(folder).values()] == ["valid.txt"]
+
+
+def test_the_digest_of_a_cut_is_that_of_its_bytes(tmp_path, monkeypatch):
+    path = tmp_path / "novel.txt"
+    path.write_text("".join(LINES), encoding="utf-8")
+    files = find_text_files(path)
+    for split, text in cut_texts(path).items():
+        assert files[split].sha256 == hashlib.sha256(text.encode()).hexdigest()
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", 7)
+    path.write_text("".join(LINES).replace("199", "200"), encoding="utf-8")
+    changed = find_text_files(path)
+    assert [changed[split].sha256 == files[split].sha256 for split in files] == [True, True, False]
+
+
+@pytest.mark.parametrize("text", ["one line " * 100, "one\ntwo\n"])
+def test_a_text_with_too_few_lines_is_not_cut(tmp_path, text):
+    path = tmp_path / "novel.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"novel.txt, a text of \d+ bytes with too few lines; .*: add text or"):
+        find_text_files(path)
+
+
+def test_an_empty_novel_and_one_that_is_not_utf8_are_refused(tmp_path):
+    path = tmp_path / "novel.txt"
+    path.touch()
+    with pytest.raises(ValueError, match=r"novel.txt is empty; expected lines of text"):
+        find_text_files(path)
+    path.write_bytes("".join(LINES).encode("latin-1"))
+    with pytest.raises(ValueError, match=r"novel.txt is not UTF-8 \(byte 9 is 0xe4\).*: convert it first"):
+        cut_texts(path)

@@ -22,9 +22,9 @@ from recurra.cli.arguments import (
 _PREPARE = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
 
-PATH is a folder with train, valid and test files of text, a folder of .parquet or .jsonl files whose names or folders
-begin with the split, or a data set of the Hugging Face hub or on disk. If a preparation is stopped or killed, run the
-same command again to continue it."""
+PATH is a folder with train, valid and test files of text, a text file or a folder of .txt files (cut into 90% train, 5%
+valid and 5% test), a folder of .parquet or .jsonl files whose names or folders begin with the split, or a data set of
+the Hugging Face hub or on disk. If a preparation is stopped or killed, run the same command again to continue it."""
 
 
 def prepare(words: Sequence[str]) -> Namespace:

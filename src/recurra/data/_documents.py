@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from recurra._choices import SPLITS, Source, Split
 from recurra._files.digests import STAMP
 from recurra._files.reading import read_json
 from recurra.checks import sentence
-from recurra.data._files import find_text_files, text_blocks
+from recurra.data._files import TextPart, find_text_files, text_blocks
 
 _PIECE_BYTES = 32 * 2**20
 PREPARED = "vocabulary.json"
@@ -101,7 +101,7 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     """
     if source == "folder":
         files = find_text_files(Path(path).expanduser())
-        return [unit for split, file in files.items() for unit in _pieces(split, file.path, file.n_bytes)]
+        return [unit for split, file in files.items() for unit in _pieces(split, file.parts)]
     path = corpus_path(source, path) if source == "hf" else path
     units: list[Unit] = []
     everything = _everything(path) if source == "hf" else ""
@@ -128,15 +128,17 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     return units
 
 
-def _pieces(split: Split, path: Path, n_bytes: int) -> Iterator[Unit]:
-    with path.open("rb") as file:
-        first = number = 0
-        while first < n_bytes:
-            file.seek(min(n_bytes, first + _PIECE_BYTES))
-            file.readline()
-            last = file.tell()
-            yield Unit(split, number, "folder", str(path), first, last, identity=_identity([path]))
-            first, number = last, number + 1
+def _pieces(split: Split, parts: Sequence[TextPart]) -> Iterator[Unit]:
+    number = 0
+    for path, first, end in parts:
+        with path.open("rb") as file:
+            while first < end:
+                file.seek(min(end, first + _PIECE_BYTES) - 1)  # in the last line
+                file.readline()
+                last = file.tell()
+                identity = f"{_identity([path])} {first} {last}"
+                yield Unit(split, number, "folder", str(path), first, last, identity=identity)
+                first, number = last, number + 1
 
 
 def _identity(paths: list[Path]) -> str:

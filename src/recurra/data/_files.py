@@ -5,16 +5,16 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import platformdirs
 
 from recurra._choices import SPLITS, Split
 from recurra._files.digests import BLOCK_BYTES, file_sha256
-from recurra._files.reading import read_json
+from recurra._files.reading import read_json, require_file
 from recurra._files.writing import discard, leftovers, locked, replacing, write_json
 from recurra.checks import sentence
 
@@ -133,18 +133,30 @@ def _header(path: Path, made_from: Mapping[str, object]) -> dict[str, object]:
 
 _FILE_NAME = re.compile(r"(?:ptb\.|wiki\.)?(train|valid|validation|test)\.(?:txt|tokens|raw)")
 _NAMES = "ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw, SPLIT.txt, SPLIT.tokens or SPLIT.raw"
-_FOLDER = "a folder with the train, valid and test files"
+_TEXT = "a text file, a folder of .txt files, or a folder with the train, valid and test files"
+
+
+class TextPart(NamedTuple):
+    """Whole lines of a file: bytes `first` to `last`."""
+
+    path: Path
+    first: int
+    last: int
 
 
 class TextFile:
-    """One UTF-8 text file of a corpus, not empty, with its size and digest."""
+    """The UTF-8 text of one split, not empty, with its size and digest: a whole file, or parts of one or several.
 
-    def __init__(self, path: Path) -> None:
+    path: the file, or what was cut into parts.
+    """
+
+    def __init__(self, path: Path, parts: Sequence[TextPart] | None = None) -> None:
         self.path = path
-        self.n_bytes = path.stat().st_size
+        self.parts = [TextPart(path, 0, path.stat().st_size)] if parts is None else parts
+        self.n_bytes = sum(part.last - part.first for part in self.parts)
         if self.n_bytes == 0:
             raise ValueError(sentence(str(path), "empty", "lines of text"))
-        self.sha256 = file_sha256(path)
+        self.sha256 = file_sha256(path) if parts is None else _parts_sha256(parts)
 
     def blocks(self) -> Iterator[tuple[str, int]]:
         """Yield the text in blocks of whole lines, about 4 MiB each, with the number of bytes that each takes.
@@ -154,10 +166,11 @@ class TextFile:
         """
         digest = hashlib.sha256()
         blank = True
-        for text, block in text_blocks(self.path, 0, self.n_bytes, BLOCK_BYTES):
-            digest.update(block)
-            blank = blank and not text.strip()
-            yield text, len(block)
+        for part in self.parts:
+            for text, block in text_blocks(*part, BLOCK_BYTES):
+                digest.update(block)
+                blank = blank and not text.strip()
+                yield text, len(block)
         if digest.hexdigest() != self.sha256:
             got = "not the file that it was when reading began"
             raise OSError(sentence(str(self.path), got, "a file that nothing writes to", "run again"))
@@ -188,32 +201,87 @@ def text_blocks(path: Path, first: int, last: int, n_bytes: int) -> Iterator[tup
             yield text if text.endswith("\n") else text + "\n", block
 
 
-def find_text_files(folder: str | os.PathLike[str]) -> dict[Split, TextFile]:
-    """Find the splits of a corpus in a folder.
+def find_text_files(path: str | os.PathLike[str]) -> dict[Split, TextFile]:
+    """Find the splits of a corpus: in the files of a folder, or by cutting a text.
 
     Recognised names are ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw and SPLIT.txt, .tokens or .raw, where SPLIT is
-    train, valid (or validation) or test. Splits may be missing, but not all three.
+    train, valid (or validation) or test. Splits may be missing, but not all three. The .txt files of a folder without
+    such names, or a single file, are cut: the first 90% of the text to train, then 5% to valid and 5% to test.
     """
-    folder = Path(folder).expanduser()
+    folder = Path(path).expanduser()
     if not folder.exists():
-        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", _FOLDER))
+        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", _TEXT))
     if not folder.is_dir():
-        raise NotADirectoryError(sentence("path", f"{folder}, a file", _FOLDER))
+        return _cut(folder, [folder])
     candidates: dict[Split, list[Path]] = {split: [] for split in SPLITS}
-    for path in sorted(folder.iterdir()):
-        match = _FILE_NAME.fullmatch(path.name)
-        if match and path.is_file():
+    others = []
+    for file in sorted(folder.iterdir()):
+        match = _FILE_NAME.fullmatch(file.name)
+        if match and file.is_file():
             word = match.group(1)
-            candidates[next(split for split in SPLITS if word.startswith(split))].append(path)
+            candidates[next(split for split in SPLITS if word.startswith(split))].append(file)
+        elif file.suffix.lower() == ".txt" and file.is_file() and not file.name.startswith("."):
+            others.append(file)
     for split, paths in candidates.items():
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
             got = f"in {len(paths)} files ({names})"
             raise ValueError(sentence(f"the {split} split of {folder}", got, "one file", "remove the others"))
     found = {split: TextFile(paths[0]) for split, paths in candidates.items() if paths}
-    if not found:
-        raise FileNotFoundError(sentence("path", f"{folder}, which has no text files", f"files named {_NAMES}"))
-    return found
+    if not found and not others:
+        got, expected = f"{folder}, which has no text files", f".txt files, or files named {_NAMES}"
+        raise FileNotFoundError(sentence("path", got, expected))
+    return found or _cut(folder, others)
+
+
+def _cut(path: Path, files: list[Path]) -> dict[Split, TextFile]:
+    """Cut a text, files one after the other, at line ends: 90% of the bytes to train, 5% to valid and 5% to test."""
+    for file in files:
+        require_file(file)
+    whole = [TextPart(file, 0, file.stat().st_size) for file in files]
+    n_bytes = sum(part.last for part in whole)
+    if n_bytes == 0:
+        raise ValueError(sentence(str(path), "empty", "lines of text"))
+    ends = [_line_end(whole, n_bytes * 90 // 100), _line_end(whole, n_bytes * 95 // 100), n_bytes]
+    parts = {split: _between(whole, first, last) for split, first, last in zip(SPLITS, [0, *ends], ends)}
+    if not all(parts.values()):
+        got, expected = f"{path}, a text of {n_bytes:,} bytes with too few lines", "text that can be cut at line ends"
+        hint = "add text or line breaks, or make the files train.txt, valid.txt and test.txt yourself"
+        raise ValueError(sentence("path", got, expected, hint))
+    return {split: TextFile(path, own) for split, own in parts.items()}
+
+
+def _line_end(whole: list[TextPart], place: int) -> int:
+    """Find the first line end at or after a place of the joined files."""
+    before = 0
+    for path, _, size in whole:
+        if place <= before + size:
+            with path.open("rb") as file:
+                file.seek(max(place - before - 1, 0))  # in the last line before the place
+                file.readline()
+                return before + file.tell()
+        before += size
+    return before
+
+
+def _between(whole: list[TextPart], first: int, last: int) -> list[TextPart]:
+    """Return the parts of files between two places of the joined files."""
+    parts, before = [], 0
+    for path, _, size in whole:
+        part = TextPart(path, max(first - before, 0), min(last - before, size))
+        parts += [part] if part.first < part.last else []
+        before += size
+    return parts
+
+
+def _parts_sha256(parts: Sequence[TextPart]) -> str:
+    digest = hashlib.sha256()
+    for path, first, last in parts:
+        with path.open("rb") as file:
+            file.seek(first)
+            while block := file.read(min(BLOCK_BYTES, last - file.tell())):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile]) -> None:

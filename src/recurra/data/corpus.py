@@ -27,6 +27,8 @@ class _Corpus(Generic[_Tokens]):
     _tokens: dict[Split, _Tokens]
     digests: dict[Split, str]
     """The digest of what each split was read from, wherever that lies."""
+    note: str = ""
+    """How the text was cut into splits; "" if each split has its files."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -55,8 +57,10 @@ class TextCorpus(_Corpus[np.ndarray]):
         *,
         cache_folder: Path | None = None,
         digests: dict[Split, str] | None = None,
+        note: str = "",
     ) -> None:
         self.encoder = encoder
+        self.note = note
         self.cache_folder = cache_folder
         self.digests = digests or {}
         self._tokens = tokens
@@ -70,15 +74,16 @@ class TextCorpus(_Corpus[np.ndarray]):
         bpe_vocab_size: int | None = None,
         cache: str | os.PathLike[str] | None = None,
     ) -> "TextCorpus":
-        """Read the corpus in a folder, and encode it the first time.
+        """Read the corpus in a folder or a file, and encode it the first time.
 
-        path: a folder with a train, a valid and a test file (`find_text_files` lists the names that it recognises).
+        path: a folder with a train, a valid and a test file (`find_text_files` lists the names that it recognises); or
+            a text file or a folder of .txt files, which is cut at line ends into 90% train, 5% valid and 5% test.
         vocabulary: "words" or "bpe" makes one from the training file ("bpe" with `bpe_vocab_size` tokens), "bytes" is
             that of UTF-8; an encoder is used as it is, and the folder then needs only one of the three files.
         cache: the folder for the encoded splits; None for one in the user's cache folder (see `Cache`).
 
         Raises OSError for files that are missing or a cache folder that cannot be written, and ValueError for files
-        that are ambiguous, empty or not UTF-8.
+        that are ambiguous, empty, too short to be cut or not UTF-8.
         """
         folder = Path(path).expanduser()
         if (vocabulary == "bpe") != (bpe_vocab_size is not None):
@@ -95,7 +100,16 @@ class TextCorpus(_Corpus[np.ndarray]):
             encoder = vocabulary
         tokens = {split: _encoded(split, file, encoder, store) for split, file in files.items()}
         digests = {split: file.sha256 for split, file in files.items()}
-        return cls(encoder, tokens, cache_folder=store.folder, digests=digests)
+        return cls(encoder, tokens, cache_folder=store.folder, digests=digests, note=_note_on_cut(files))
+
+
+def _note_on_cut(files: dict[Split, TextFile]) -> str:
+    """Say how a text was cut; "" if each split is a file."""
+    path = next(iter(files.values())).path
+    if len({file.path for file in files.values()}) < len(files):
+        sizes = ", ".join(f"{file.n_bytes:,} to {split}" for split, file in files.items())
+        return f"split {path.resolve().name} at line ends, in bytes: {sizes}"
+    return ""
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:

@@ -35,14 +35,14 @@ from recurra.data.tokenizers import TextEncoder
 
 @dataclass(frozen=True)
 class TextConfig:
-    """Next-token prediction over the text files in a folder.
+    """Next-token prediction over a text file or the text files in a folder.
 
     Raises TypeError or ValueError, naming the field, for an impossible value.
     """
 
     path: str
-    """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised. For hf, the name
-    of a data set."""
+    """A text file, or a folder of .txt files: cut into 90% train, 5% valid and 5% test. Or a folder with the train,
+    valid and test files; the file names of PTB and WikiText are recognised. For hf, the name of a data set."""
     vocabulary: VocabularyKind = "words"
     """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes."""
     tokenizer: str | None = None
