@@ -44,16 +44,18 @@ def test_wrong_keys_and_values_leave_no_run(capsys, recipe, tmp_path, words, mes
 def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_path):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text("the cat sat on a mat\n" * 10)
+    (corpus / "novel.txt").write_text("the cat sat on a mat\n" * 40)
     (tmp_path / "text.yaml").write_text(
         "{experiment: text, model: {n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}},"
         " training: {max_steps: 1, tensorboard: false, accelerator: cpu, threads: 1}}"
     )
     words = ["--data.path", str(corpus), "--data.segment_length", "4", "--data.batch_size", "2"]
     assert main(["train", str(tmp_path / "text.yaml"), "--run-dir", str(tmp_path / "run"), *words]) == 0
-    assert len(list(corpus.iterdir())) == 3
-    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("cache folder: "))
+    assert len(list(corpus.iterdir())) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "split corpus at line ends, in bytes: 756 to train, 42 to valid, 42 to test" in lines
+    assert f'  recurra generate {tmp_path / "run"} --prompt "..."' in lines
+    (said,) = (line for line in lines if line.startswith("cache folder: "))
     cache = Path(said.removeprefix("cache folder: "))
     assert cache.parent == Path(os.environ["XDG_CACHE_HOME"]) / "recurra"
     assert list(cache.glob("train-*.bin"))

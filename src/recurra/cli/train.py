@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra._files.reading import read_text, read_yaml
+from recurra.data.text import TextData
 from recurra.train._process import is_first_launched, keep_large_blocks, n_launched
 from recurra.train.loop import Trainer
 from recurra.train.recipe import find_recipe, recipe_help, recipe_names
@@ -42,6 +43,8 @@ def _train(arguments: Namespace) -> int:
         print(f"run folder: {folder}")
         if cache := getattr(trainer.data, "cache_folder", None):  # data that are generated have none
             print(f"cache folder: {cache}", flush=True)
+        if isinstance(trainer.data, TextData) and trainer.data.corpus.note:
+            print(trainer.data.corpus.note, flush=True)
     stop = trainer.fit()
     if not trainer.finished:
         received = stop.received or signal.SIGTERM  # another rank may have got it
@@ -67,8 +70,15 @@ def _result(trainer: Trainer) -> str:
     accuracy = f", accuracy {best['accuracy']:.4f}" if "accuracy" in best else ""
     return (
         f"finished at step {trainer.position.step}; best validation at step {best['step']}: loss {best['loss']:.4f}"
-        f"{accuracy}; score it on the test split with:\n  recurra eval {trainer.folder.path}"
+        f"{accuracy}; score it on the test split with:\n  recurra eval {trainer.folder.path}{_continuing(trainer)}"
     )
+
+
+def _continuing(trainer: Trainer) -> str:
+    """Say how to generate with a model that continues texts."""
+    if not isinstance(trainer.data, TextData):
+        return ""
+    return f'\nand let it continue a text with:\n  recurra generate {trainer.folder.path} --prompt "..."'
 
 
 _WAIT = 1.0
