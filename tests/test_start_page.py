@@ -20,7 +20,7 @@ from recurra.cli import main
 STEPS = steps()
 SHORT = {
     "demo/data-controlled": ["--training.max_steps", "2", "--data.n_samples", "60"],
-    "ptb/gateloop": ["--training.max_steps", "2", "--model.d_model", "16", "--model.n_layer", "1"],
+    "text": ["--training.max_steps", "2", "--model.d_model", "16", "--model.n_layer", "1"],
 }
 """What cuts the page's trainings short, beside settings that spare the machine."""
 QUIET = ["--training.tensorboard", "false", "--training.threads", "1", "--training.accelerator", "cpu"]

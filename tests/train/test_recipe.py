@@ -18,6 +18,7 @@ from recurra.train.recipe import (
     recipes_folder,
     to_yaml,
 )
+from recurra.train.run import default_run_folder
 
 RECIPE = """
 experiment: memory-horizon
@@ -197,6 +198,15 @@ def test_a_name_is_found_from_any_folder(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_recipe(word) == recipes_folder() / "demo" / "fixed.yaml"
     assert load_recipe(word).model.mixer_options["transition"] == "fixed"
+
+
+def test_a_folder_with_one_recipe_is_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    assert find_recipe("text") == find_recipe("text/") == recipes_folder() / "text" / "gateloop.yaml"
+    assert default_run_folder("text") == Path("runs", "text-gateloop")
+    (tmp_path / "mine").touch()
+    assert default_run_folder("mine") == Path("runs", f"{tmp_path.name}-mine")
 
 
 def test_a_path_that_exists_wins_over_a_name(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def find_recipe(word: Path | str) -> Path:
 
     Args:
         word: the path of a file, which wins if it exists, or the name of a recipe that comes with Recurra. A name may
-            also be written as its path in a clone, recipes/NAME.yaml.
+            also be written as its path in a clone, recipes/NAME.yaml, or as its folder if that has no other recipe.
 
     Raises:
         RecipeError: it is neither; the message offers names that are near.
@@ -68,7 +68,10 @@ def find_recipe(word: Path | str) -> Path:
     names = recipe_names()
     if name in names:
         return recipes_folder() / f"{name}.yaml"
-    within = [other for other in names if other.startswith(f"{name.rstrip('/')}/") or other.endswith(f"/{name}")]
+    inside = [other for other in names if other.startswith(f"{name.rstrip('/')}/")]
+    if len(inside) == 1:
+        return recipes_folder() / f"{inside[0]}.yaml"
+    within = inside + [other for other in names if other.endswith(f"/{name}")]
     hint = f"did you mean {' or '.join(within[:3])}?" if within else did_you_mean(name, names)
     hint = hint or "`recurra recipes` lists the names"
     got = f"{word}, which is neither a file nor the name of a recipe"

@@ -31,7 +31,7 @@ from recurra.train.experiment import (
     to_plain,
 )
 from recurra.train.loop import Trainer
-from recurra.train.recipe import load_recipe, split_variant, to_yaml
+from recurra.train.recipe import find_recipe, load_recipe, split_variant, to_yaml
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import Task
 
@@ -208,6 +208,8 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
 def default_run_folder(recipe: str) -> Path:
     """Name the folder of a recipe's run: runs/FOLDER-NAME for FOLDER/NAME.yaml, runs/FOLDER-VARIANT for a variant."""
     path, variant = split_variant(recipe)
+    if path.parent == Path() and not path.is_file():  # the folder of a recipe for the recipe
+        path = find_recipe(path)
     return Path("runs") / "-".join([path.resolve().parent.name, variant or path.stem])
 
 
