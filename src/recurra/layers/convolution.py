@@ -241,7 +241,8 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
 def _forward(keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[tuple, tuple]:
     from recurra.layers._cpu import shifted_forward
 
-    inputs, before, rows = last_dim_contiguous(x.detach()), state.detach().contiguous(), weight.contiguous()
+    inputs = last_dim_contiguous(x.detach().resolve_neg())
+    before, rows = state.detach().contiguous(), weight.contiguous()
     added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
     y, (sizes, work) = x.new_empty(x.shape), _sizes(x, weight)
     shifted_forward(describe(inputs), *addresses(before, rows, added, y), *sizes, **work)
@@ -254,7 +255,7 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | No
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved
     require_layout("x", x, tuple(gradient.shape), torch.float32, torch.device("cpu"))
-    inputs, before, rows = last_dim_contiguous(x), state.contiguous(), weight.contiguous()
+    inputs, before, rows = last_dim_contiguous(x.resolve_neg()), state.contiguous(), weight.contiguous()
     given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
     d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)
     sums = x.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])

@@ -137,7 +137,7 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute the results, eagerly or through the dispatcher."""
-        if has_numbers(*arguments) and not needs_gradient(*arguments) and not transforms_are_active():
+        if has_numbers(*arguments) and not needs_gradient(*arguments) and not _transforms():
             return self._compute(*arguments)
         _hand_over_formulas()
         return self.bare(*arguments)
@@ -252,7 +252,7 @@ class Differentiable:
                     found = again_differentiable(gradients, ctx.saved_tensors, *options)
                 else:
                     found = backward(gradients, ctx.saved_tensors, ctx.needs_input_grad, *options)
-                return *found, *(None for _ in options)
+                return (*found, *(None,) * len(options))
 
         self._function = Function
 
@@ -369,8 +369,7 @@ _CACHE_LINE = 64  # rows are split at multiples of this many floats, so that no 
 
 
 def last_dim_contiguous(tensor: Tensor) -> Tensor:
-    """Return `tensor` with its last dimension dense in memory; other strides stay as they are, even 0."""
-    tensor = tensor.resolve_conj().resolve_neg()
+    """Return `tensor`, which `has_numbers`, with its last dimension dense in memory; strides of 0 elsewhere stay."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
@@ -381,8 +380,8 @@ def addresses(*tensors: Tensor) -> list[int]:
 
 def describe(tensor: Tensor) -> tuple[int, int, int]:
     """Describe a (B, L, D) tensor to a kernel: (address, batch stride, time stride), strides in floats."""
-    floats = 2 if tensor.is_complex() else 1
-    return tensor.data_ptr(), tensor.stride(0) * floats, tensor.stride(1) * floats
+    batch, time, _ = tensor.stride()
+    return (tensor.data_ptr(), 2 * batch, 2 * time) if tensor.is_complex() else (tensor.data_ptr(), batch, time)
 
 
 def usable_threads() -> int:

@@ -22,7 +22,7 @@ def asked(monkeypatch):
 @pytest.mark.parametrize("shape", [(2**21 + 1,), (3, 2**20), (2**22 - 7,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_whole_pages_inside_of_the_result(shape, dtype, asked):
-    result = empty_result(torch.Size(shape), torch.empty(0, dtype=dtype))
+    result = empty_result(torch.empty(shape, dtype=dtype))
     assert (result.shape, result.dtype, result.is_contiguous()) == (torch.Size(shape), dtype, True)
     ((start, size, advice),) = asked
     first, after = result.data_ptr(), result.data_ptr() + result.nbytes
@@ -33,8 +33,8 @@ def test_whole_pages_inside_of_the_result(shape, dtype, asked):
 
 
 def test_small_results_and_other_devices_ask_for_nothing(asked):
-    empty_result(torch.Size([2**21 - 1]), torch.empty(0))
-    empty_result(torch.Size([2**22]), torch.empty(0, device="meta"))
+    empty_result(torch.empty(2**21 - 1))
+    empty_result(torch.empty(2**22, device="meta"))
     assert not asked
 
 

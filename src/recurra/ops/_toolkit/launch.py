@@ -62,9 +62,9 @@ class Kernel:
 
     def __call__(self, *arguments: Any, jobs: int, work: int) -> None:
         """Run the kernel, whose outer loop has `jobs` independent jobs that compute `work` numbers in all."""
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        is_alone = threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child()
-        if is_alone or not _parallel_kernels.acquire(blocking=False):
+        is_alone = work < _WORK_FOR_THREADS or jobs == 1 or is_forked_child()
+        threads = 1 if is_alone else min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads == 1 or not _parallel_kernels.acquire(blocking=False):
             self._serial(*arguments)
             return
         callers = numba.get_num_threads()  # the calling thread's own setting, for all that it runs with Numba

@@ -28,13 +28,13 @@ def _madvise() -> ctypes._CFuncPtr | None:
     return function
 
 
-def empty_result(shape: torch.Size, like: Tensor) -> Tensor:
-    """Return memory for a result of this shape, of the type and on the device of `like`, to be filled by the caller.
+def empty_result(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return dense memory for a result of the shape, type (unless given) and device of `like`, for the caller to fill.
 
     For large results on the CPU it asks the system for huge pages in the part of the memory that holds whole ones. This
     is advice: a system that has no such pages left gives small ones. A fake tensor has no memory to advise on.
     """
-    result = torch.empty(shape, dtype=like.dtype, device=like.device)
+    result = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
     is_large = type(result) is Tensor and result.nbytes >= _LARGE and result.device.type == "cpu"
     if is_large and (madvise := _madvise()) is not None:
         start = -(-result.data_ptr() // _HUGE) * _HUGE

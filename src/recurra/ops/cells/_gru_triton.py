@@ -174,7 +174,7 @@ def forward(
 ) -> Steps:
     """Take the steps; the states and all that is kept have h's type, and products are of numbers of the weights'."""
     (batch, length, _), size = projected.shape, h.shape[1]
-    inputs, weights = last_dim_contiguous(projected.detach()), _matrices(of_gates, of_candidate)
+    inputs, weights = last_dim_contiguous(projected.detach().resolve_neg()), _matrices(of_gates, of_candidate)
     ru = h.new_empty(length, batch, 2 * size)
     c, reset = h.new_empty(2, length, batch, size).unbind()
     states = h.new_empty(length + 1, batch, size)
@@ -197,7 +197,7 @@ def backward(
     d_last = first if d_last is None else d_last
     check_backward(steps, d_y, d_last, gates=of_gates, candidate=of_candidate)
     d_h = d_last.to(first.dtype, copy=True).contiguous()
-    d_y, weights = last_dim_contiguous(d_y.detach()), _matrices(of_gates, of_candidate)
+    d_y, weights = last_dim_contiguous(d_y.detach().resolve_neg()), _matrices(of_gates, of_candidate)
     d_inputs = steps.c.new_empty(length, batch, 3 * size)
     ru, c, _, states = (x.contiguous() for x in steps)
     with on_device_of(states):

@@ -136,9 +136,9 @@ def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ig
     if q.numel() == 0:
         return
     q, k, v, a_re = (last_dim_contiguous(x) for x in (q, k, v, a_re))
-    x0_re = x0_re.resolve_neg().contiguous()
+    x0_re = x0_re.contiguous()
     if a_im is not None:
-        a_im, x0_im = last_dim_contiguous(a_im), x0_im.resolve_neg().contiguous()
+        a_im, x0_im = last_dim_contiguous(a_im), x0_im.contiguous()
     if q.is_cuda or backend == "triton":
         from recurra.ops.gate_loop import _triton as triton_kernels
 
@@ -174,7 +174,7 @@ def _run_back(  # type: ignore[no-untyped-def]
     q, k, v, dy = (last_dim_contiguous(x) for x in (q, k, v, dy))
     gates = [last_dim_contiguous(x) for x in (a_re, a_im)[:planes]]
     dh = [last_dim_contiguous(x) for x in dh]
-    entering = [x.resolve_neg().contiguous() for x in (x0_re, x0_im)[:planes]]
+    entering = [x.contiguous() for x in (x0_re, x0_im)[:planes]]
     states = [h_re.contiguous(), h_im.contiguous()]
     if q.is_cuda or backend == "triton":
         from recurra.ops.gate_loop import _triton as triton_kernels

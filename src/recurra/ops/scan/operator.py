@@ -5,6 +5,7 @@ they run Numba's kernels, or Triton's in its interpreter if backend is "triton";
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,18 +41,24 @@ def _kernels(h: Tensor, half: torch.dtype | None = None) -> tuple[Any, tuple[int
 
     Gives their sizes too, and their jobs, of `span` floats of each row.
     """
+    batch, length, channels = h.shape
+    row = 2 * channels if h.is_complex() else channels
+    kernels, is_narrow = _kernels_for_rows(row, h.dtype, half)
+    span = row if is_narrow else span_of_job(row, batch)
+    return kernels, (batch, length, row, span), {"jobs": batch * -(-row // span), "work": batch * length * row}
+
+
+@cache
+def _kernels_for_rows(row: int, dtype: torch.dtype, half: torch.dtype | None) -> tuple[Any, bool]:
+    """Return the kernels for rows of this many floats, and whether they take whole rows."""
     from recurra.ops.scan._cpu import WIDEST_ROW, half_kernels, narrow_kernels, scan_kernels, vector_width
 
-    (batch, length, channels), is_complex = h.shape, h.is_complex()
-    number = "float64" if h.dtype in (torch.float64, torch.complex128) else "float32"
-    span = row = channels * (2 if is_complex else 1)
     if half is not None:
-        kernels, span = half_kernels(str(half).removeprefix("torch.")), span_of_job(row, batch)
-    elif row <= WIDEST_ROW:
-        kernels = narrow_kernels(number, vector_width(row, is_complex), is_complex)
-    else:
-        kernels, span = scan_kernels(number, is_complex), span_of_job(row, batch)
-    return kernels, (batch, length, row, span), {"jobs": batch * -(-row // span), "work": batch * length * row}
+        return half_kernels(str(half).removeprefix("torch.")), False
+    number, is_complex = "float64" if dtype in (torch.float64, torch.complex128) else "float32", dtype.is_complex
+    if row <= WIDEST_ROW:
+        return narrow_kernels(number, vector_width(row, is_complex), is_complex), True
+    return scan_kernels(number, is_complex), False
 
 
 def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> None:
@@ -97,7 +104,7 @@ def _is_same_memory(x: Tensor, y: Tensor) -> bool:
 def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
     if b.numel() == 0:
         return
-    a, b, h0 = last_dim_contiguous(a), last_dim_contiguous(b), h0.resolve_conj().resolve_neg().contiguous()
+    a, b, h0 = last_dim_contiguous(a), last_dim_contiguous(b), h0.contiguous()
     kernels, sizes, work = _kernels(h)
     first, step = (b.shape[1] - 1, -1) if reverse else (0, 1)
     kernels.forward(describe(a), describe(b), h0.data_ptr(), describe(h), *sizes, first, step, **work)
@@ -122,8 +129,7 @@ def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reve
 
         triton_kernels.scan_backward_into(da, db, dh0, dh, a, h, h0, reverse)
         return
-    dh, a, h = last_dim_contiguous(dh), last_dim_contiguous(a), h.resolve_conj().contiguous()
-    h0 = h0.resolve_conj().resolve_neg().contiguous()
+    dh, a, h, h0 = last_dim_contiguous(dh), last_dim_contiguous(a), h.contiguous(), h0.contiguous()
     kernels, sizes, work = _kernels(h)
     last, step = (0, 1) if reverse else (h.shape[1] - 1, -1)
     places = describe(dh), describe(a), describe(h), *addresses(h0, da, db, dh0)
@@ -134,7 +140,7 @@ def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reve
 _scan = Operator(
     "linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor",
     check=lambda a, b, h0, *_: _check("b", b, {"a": a}, h0),
-    allocate=lambda a, b, *_: empty_result(b.shape, b),
+    allocate=lambda a, b, *_: empty_result(b),
     run=_run,
     flops=lambda a, b, *_: 2 * math.prod(b),
     devices=("CPU", "CUDA"),
@@ -143,7 +149,7 @@ _scan_back = Operator(
     "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse, str backend='auto') -> "
     "(Tensor, Tensor, Tensor)",
     check=lambda dh, a, h, h0, *_: _check("h", h, {"dh": dh, "a": a}, h0),
-    allocate=lambda dh, a, h, h0, *_: (empty_result(h.shape, h), empty_result(h.shape, h), empty_result(h0.shape, h0)),
+    allocate=lambda dh, a, h, h0, *_: (empty_result(h), empty_result(h), empty_result(h0)),
     run=_run_back,
     flops=lambda dh, *_: 3 * math.prod(dh),
     devices=("CPU", "CUDA"),
@@ -261,8 +267,8 @@ def _kernels_take_halves(a: Tensor, b: Tensor, h0: Tensor | None) -> bool:
 def _halves_forward(keep: bool, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> tuple[tuple, tuple]:
     """Return the rounded states, and for gradients those in float32, a second output that second derivatives use."""
     entering = h0.float().contiguous()
-    rounded = empty_result(b.shape, b)
-    h = empty_result(b.shape, entering) if keep else torch.empty_like(entering).unsqueeze(1).expand(b.shape)
+    rounded = empty_result(b)
+    h = empty_result(b, torch.float32) if keep else torch.empty_like(entering).unsqueeze(1).expand(b.shape)
     kernels, sizes, work = _kernels(h, b.dtype)
     first, step = (b.shape[1] - 1, -1) if reverse else (0, 1)
     dense_a, dense_b = last_dim_contiguous(a), last_dim_contiguous(b)
@@ -277,7 +283,7 @@ def _halves_backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool
         found = _backward(*_widened(gradients, saved), needs, reverse, "numba")
         return tuple(gradient.to(a.dtype) for gradient in found)
     dh, a, entering = last_dim_contiguous(dh), last_dim_contiguous(a), h0.float().contiguous()
-    da, db, dh0 = empty_result(h.shape, a), empty_result(h.shape, a), torch.empty_like(entering)
+    da, db, dh0 = empty_result(h, a.dtype), empty_result(h, a.dtype), torch.empty_like(entering)
     kernels, sizes, work = _kernels(h, a.dtype)
     last, step = (0, 1) if reverse else (h.shape[1] - 1, -1)
     places = describe(dh), describe(a), describe(h), *addresses(entering, da, db, dh0)
@@ -379,11 +385,12 @@ def linear_scan(
 
 def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
     """Run the scan with all channels as one dimension, into `out` if that is given."""
-    h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
+    if h0 is None:
+        h0 = b.new_zeros((b.shape[0], *b.shape[2:]))  # a tuple: torch takes twice as long to read a torch.Size
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return a * b + h0.unsqueeze(1) if out is None else out
     batch, length = b.shape[:2]
-    flat_a, flat_b, flat_h0 = a if a.shape == b.shape else a.expand(b.shape), b, h0
+    flat_a, flat_b, flat_h0 = a if a.shape == b.shape else a.expand_as(b), b, h0
     if b.dim() != 3:
         flat_a, flat_b = (x.reshape(batch, length, -1) for x in (flat_a, b))
         flat_h0 = h0.reshape(batch, -1)
@@ -404,7 +411,8 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     """Return the type that the arguments of a scan promote to."""
     require_tensor("b", b)
-    for name, tensor in (("a", a), ("b", b), ("h0", b if h0 is None else h0)):
+    given = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
+    for name, tensor in given.items():
         require_tensor(name, tensor)
         if tensor.dtype not in _TAKEN:
             expected = "float16, bfloat16, float32, float64, complex64 or complex128"
