@@ -127,8 +127,9 @@ def _check_back(  # type: ignore[no-untyped-def]
 
 
 def _allocate(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
-    states = q.shape if keep else (q.shape[0], 1, q.shape[2])
-    return q.new_empty(q.shape), a_re.new_empty(states), a_re.new_empty(states if a_im is not None else 0)
+    batch, length, row = q.shape
+    states = batch, length if keep else 1, row  # a tuple: torch takes twice as long to read a torch.Size
+    return q.new_empty((batch, length, row)), a_re.new_empty(states), a_re.new_empty(states if a_im is not None else 0)
 
 
 def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
@@ -147,7 +148,7 @@ def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ig
     (sizes, work), kernels = _size(q), _launch(q, a_re, a_im is not None)
     if a_im is None:
         a_im, x0_im, h_im = a_re, x0_re, h_re
-    states = h_re.expand(q.shape), h_im.expand(q.shape)
+    states = h_re.expand_as(q), h_im.expand_as(q)
     inputs = (*map(describe, (q, k, v, a_re, a_im)), *addresses(x0_re, x0_im))
     kernels.forward(*inputs, *map(describe, (y, *states)), *sizes, **work)
 
@@ -156,7 +157,7 @@ def _allocate_back(  # type: ignore[no-untyped-def]
     dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend
 ):
     inputs = [q, k, v, a_re, x0_re] if a_im is None else [q, k, v, a_re, a_im, x0_re, x0_im]
-    return [x.new_empty(x.shape) for x in inputs]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
 
 
 def _run_back(  # type: ignore[no-untyped-def]
@@ -168,8 +169,8 @@ def _run_back(  # type: ignore[no-untyped-def]
         carry.zero_() if dlast is None else carry.copy_(dlast)
     if q.numel() == 0:
         return
-    nothing = a_re.new_zeros(1, 1, q.shape[2]).expand(q.shape)
-    dy = q.new_zeros(1, 1, q.shape[2]).expand(q.shape) if dy is None else dy
+    nothing = a_re.new_zeros(1, 1, q.shape[2]).expand_as(q)
+    dy = q.new_zeros(1, 1, q.shape[2]).expand_as(q) if dy is None else dy
     dh = [nothing if x is None else x for x in (dh_re, dh_im)[:planes]]
     q, k, v, dy = (last_dim_contiguous(x) for x in (q, k, v, dy))
     gates = [last_dim_contiguous(x) for x in (a_re, a_im)[:planes]]

@@ -1,6 +1,7 @@
 """The front door of the GateLoop operator."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -110,8 +111,8 @@ def _compute(
     elif by_kernels:
         y, last = chunk_by_kernels(q, k, v, a, state)
     else:
-        # Autocast would run the matrix products of "chunk" and "attention" in bfloat16.
-        with torch.autocast(a.device.type, enabled=False):
+        # Autocast would run the matrix products of "chunk" and "attention" in bfloat16; "fused" has none.
+        with nullcontext() if chosen == "fused" else torch.autocast(a.device.type, enabled=False):
             y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in HALF and not y.is_complex() else y), last
 
@@ -157,11 +158,11 @@ def gate_loop_real_part(
     _check_real_part(q, k, v, a, state, plane)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     number = given if given == torch.bfloat16 and plane == torch.float32 else plane
-    q, k, v = (x[..., 0].to(number) for x in (q, k, v))
-    gates = Planes(a.re[..., 0].to(plane), None if a.im is None else a.im[..., 0].to(plane))
-    h0 = _planes(state[..., 0, 0], a.im is not None)
+    q, k, v = (x.squeeze(-1).to(number) for x in (q, k, v))
+    gates = Planes(a.re.squeeze(-1).to(plane), None if a.im is None else a.im.squeeze(-1).to(plane))
+    h0 = _planes(state.squeeze(-1).squeeze(-1), a.im is not None)
     result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device))
-    return result.y[..., None].to(given), _join(result.last)[..., None, None]
+    return result.y.unsqueeze(-1).to(given), _join(result.last).unsqueeze(-1).unsqueeze(-1)
 
 
 def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, plane: torch.dtype) -> None:
@@ -179,11 +180,12 @@ def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, 
 
 def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """Run the fused kernels on tensors of one compute type; the imaginary part of y follows from the states."""
-    q, k, v = (x[..., 0] for x in (q, k, v))
-    gates, h0 = _planes(a[..., 0], a.is_complex()), _planes(state[..., 0, 0], a.is_complex())
-    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device), keep_states=a.is_complex())
+    q, k, v = (x.squeeze(-1) for x in (q, k, v))
+    is_complex = a.is_complex()
+    gates, h0 = _planes(a.squeeze(-1), is_complex), _planes(state.squeeze(-1).squeeze(-1), is_complex)
+    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device), keep_states=is_complex)
     y = result.y if result.states.im is None else torch.complex(result.y, q * result.states.im)
-    return y[..., None], _join(result.last)[..., None, None]
+    return y.unsqueeze(-1), _join(result.last).unsqueeze(-1).unsqueeze(-1)
 
 
 def _chunk_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
