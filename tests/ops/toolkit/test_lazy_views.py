@@ -50,3 +50,11 @@ def test_a_conjugated_input_is_what_it_stands_for(name):
     x = conjugated(2, 4, 4)
     for y, expected in zip(numbers(FUNCTIONS[name], x, False), numbers(FUNCTIONS[name], x.resolve_conj(), False)):
         torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("name", ["linear_scan", "gate_loop"])
+def test_one_negated_channel_is_what_it_stands_for(name):
+    """Its last dimension counts as dense, so that no copy resolves it."""
+    x = negated(2, 4, 1)
+    for y, expected in zip(numbers(FUNCTIONS[name], x, False), numbers(FUNCTIONS[name], x.resolve_neg(), False)):
+        torch.testing.assert_close(y, expected)
