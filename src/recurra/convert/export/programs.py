@@ -242,6 +242,7 @@ _aten: Any = torch.ops.aten
 _VIEWS = {
     *(_aten.permute.default, _aten.view.default, _aten.expand.default, _aten.unsqueeze.default, _aten.alias.default),
     *(_aten.select.int, _aten.slice.Tensor, _aten.reshape.default, _aten.transpose.int, _aten.flatten.using_ints),
+    _aten.squeeze.dim,
 }
 _CHECK = _aten._assert_tensor_metadata.default  # of types, which complex numbers do not have here
 _MAKERS = {_aten.complex.default, _aten.view_as_complex.default}
@@ -348,6 +349,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_VIEWS | {_aten.clone.default, _aten.neg.default, _aten.sum.dim_IntList}, _on_both),
     **dict.fromkeys([_aten.stack.default, _aten.cat.default], _on_both),
     operator.getitem: lambda target, outputs, number: outputs[number],
+    _aten.expand_as.default: lambda target, x, y: _on_both(target, x, y) if _is_complex(x) else target(x, y.re),
     _aten.complex.default: lambda target, re, im: _Complex(re, im),
     _aten.view_as_complex.default: lambda target, x: _Complex(x[..., 0], x[..., 1]),
     _aten.view_as_real.default: lambda target, x: torch.stack([x.re, x.im], -1),
