@@ -34,18 +34,22 @@ _PREFETCHES = ("prefetch", "_fetch")  # which change no result
 
 
 def _tests(path: Path) -> tuple[str, ...]:
-    """Name the module's own tests, then those of its folder, and those that all mixers or operators share."""
+    """Name the module's own tests, those that import it, those of its folder, and those that mixers or ops share."""
     inner = path.relative_to(ROOT / "src/recurra")
     folder = ROOT / "tests" / str(inner.parent).replace("/_", "/")
     shared = ROOT / "tests" / _SHARED.get(inner.parts[0], "")
-    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), folder, shared]
+    module = ".".join(inner.with_suffix("").parts)
+    importing = [
+        file for file in sorted((ROOT / "tests").rglob("test_*.py")) if f"recurra.{module}" in file.read_text()
+    ]
+    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), *importing, folder, shared]
     return tuple(str(one.relative_to(ROOT)) for one in found if one.exists() and one != ROOT / "tests")
 
 
 def _nodes(node: ast.AST, in_function: bool = False) -> Iterator[ast.AST]:
     """Give the nodes inside functions, without annotations, messages and Triton's code."""
     for child in ast.iter_child_nodes(node):
-        called = getattr(child, "func", None)
+        called = getattr(child.value if isinstance(child, ast.Expr) else child, "func", None)
         is_message = getattr(called, "attr", getattr(called, "id", "")) in _MESSAGES + _PREFETCHES
         is_signature = isinstance(node, (ast.FunctionDef, ast.AnnAssign)) and not isinstance(child, ast.stmt)
         is_triton = any("triton" in ast.unparse(one) for one in getattr(child, "decorator_list", ()))

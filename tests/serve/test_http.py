@@ -209,6 +209,8 @@ def test_a_key_comes_in_either_header(serving, headers):
         ({"max_body_bytes": 100, "bodies_bytes": 99}, "bodies_bytes is 99; expected at least 100"),
         ({"header_seconds": 0}, "header_seconds is 0"),
         ({"body_seconds": float("inf")}, "body_seconds is inf"),
+        ({"port": 2**16}, "port is 65536; expected a number from 0 to 65,535"),
+        ({"port": -1}, "port is -1"),
     ],
 )
 def test_settings_that_cannot_be(settings, said):

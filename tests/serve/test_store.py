@@ -78,6 +78,14 @@ def test_pieces_are_added_replaced_and_put_in_one(kept):
     assert do(kept, store.read, "me", "a")[1] == [piece(2, 9)]
 
 
+def test_a_session_goes_with_its_transcript(kept):
+    for name in ("a", "b"):
+        do(kept, store.write, record(name), piece(0, 5))
+    assert do(kept, store.delete, "me", "a")
+    assert not do(kept, store.delete, "me", "a")
+    assert do(kept, lambda database: database.execute("SELECT count(*) FROM transcripts").fetchone()) == (1,)
+
+
 def test_an_action_that_fails_leaves_the_others_and_nothing_of_its_own(kept):
     def fails(database):
         store.write(database, record("half"), piece(0, 1))

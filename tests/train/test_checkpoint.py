@@ -13,6 +13,8 @@ from torch import nn
 
 from recurra._files.digests import content_digest
 from recurra._files.weights import write_safetensors
+from recurra.train._distributed_checkpoint import RankCheckpoints
+from recurra.train._process import Ranks
 from recurra.train.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -114,6 +116,19 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
     folder.drop_after(9)
     assert [path.name for path in folder.steps()] == ["step-0000000009.safetensors"]
     assert folder.best.is_file()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_first_rank_alone_drops_later_checkpoints(tmp_path, is_first):
+    ranks = Ranks()
+    ranks.is_first = is_first
+    later = [tmp_path / f"step-{step:010d}" for step in (2, 3)]
+    for path in (tmp_path / "step-0000000001", *later):
+        path.mkdir()
+    folder = RankCheckpoints(tmp_path, keep=3, ranks=ranks, asynchronous=False)
+    folder.drop_after(1)
+    assert [path.exists() for path in later] == [not is_first] * 2
+    assert (tmp_path / "step-0000000001").exists()
 
 
 def test_a_run_without_a_validation_is_offered_its_last_checkpoint(tmp_path):

@@ -69,7 +69,7 @@ class RelativeAttention(Mixer):
         dropout: float = 0.0,
     ) -> None:
         even = "an even number from 2: half of the channels are sines"
-        require(d_model >= 2 and d_model % 2 == 0, "d_model", d_model, even)
+        require(d_model % 2 == 0, "d_model", d_model, even)
         require_probability(dropout=dropout)
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)

@@ -210,6 +210,11 @@ def test_overflow_is_infinite():
     assert perplexity(710.0, 1) == perplexity(math.inf, 3) == math.inf
 
 
+def test_without_a_target_there_is_no_perplexity():
+    with pytest.raises(ValueError, match="n_tokens is 0; expected at least 1: the data must have a target"):
+        perplexity(1.0, 0)
+
+
 def test_counts_and_accuracies_by_hand():
     spans = torch.tensor([0, 1, 1, 2, 5, 5])
     correct = torch.tensor([True, True, False, False, True, True])

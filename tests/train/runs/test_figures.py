@@ -22,6 +22,7 @@ def figures(copies: dict[str, Path]) -> list[Path]:
 
 def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path):
     runs = [open_run(copies["horizon"]), open_run(copies["text"])]
+    assert [len(gates_of(run).tokens) for run in runs] == [1, 1]
     files = draw_runs(runs, tmp_path / "all")
     own, shared = {"gate-magnitudes", "gate-phases"}, {"curves", "magnitude-activations", "accuracy-by-span"}
     kinds = ("png", "svg")
