@@ -11,13 +11,13 @@ from typing import Generic, TypeVar
 _Entry = TypeVar("_Entry")
 
 
-def did_you_mean(word: str, names: Iterable[str], most: int = 3) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Ask whether one of the names that look like `word` was meant; empty if none does.
 
     >>> did_you_mean("trian", ["train", "eval"])
     'did you mean train?'
     """
-    close = difflib.get_close_matches(word, list(names), n=most)
+    close = difflib.get_close_matches(word, list(names))
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 

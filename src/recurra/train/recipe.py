@@ -342,5 +342,5 @@ def _require_known(path: Path | str, key: str, known: set[str]) -> None:
         return
     section = key.partition(".")[0] + "."
     beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
-    hint = did_you_mean(key, known, most=1)
+    hint = did_you_mean(key, known)
     raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), hint)}")

@@ -238,7 +238,8 @@ def _check_chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> N
     require_layout("a", a, (*steps, a.shape[-1]), number, device)
     require_layout("state", state, (steps[0], steps[2], d_qk, d_v), number, device)
     largest = _LARGEST_COMPLEX if number.is_complex else _LARGEST_REAL
-    require(max(d_qk, d_v) <= largest, "d_qk" if d_qk > largest else "d_v", max(d_qk, d_v), f"at most {largest}")
+    for name, size in (("d_qk", d_qk), ("d_v", d_v)):
+        require(size <= largest, name, size, f"at most {largest}")
 
 
 def _allocate_chunk(q, k, v, a, state):  # type: ignore[no-untyped-def]
