@@ -1,5 +1,7 @@
 """Numba's kernels for heads: sizes beside the vectors' and the blocks', chunk borders, and the operator around them."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tests.ops.gate_loop.conftest import Case
@@ -125,3 +127,16 @@ def test_nothing_is_read_or_written_beside_the_inputs():
     expected = by_kernels(inputs)
     assert torch.equal(y, expected[0])
     assert torch.equal(last, expected[1])
+
+
+@pytest.mark.parametrize(("number", "largest"), [(torch.float32, 128), (torch.complex64, 64)])
+def test_chunks_on_a_card_have_a_largest_head(number, largest):
+    a = torch.ones(1, 2, 1, 1, dtype=number)
+    for d_qk, d_v in ((largest, 3), (3, largest), (largest + 1, 3), (3, largest + 1)):
+        q, v = torch.ones(1, 2, 1, d_qk), torch.ones(1, 2, 1, d_v)
+        state = torch.zeros(1, 1, d_qk, d_v, dtype=number)
+        is_taken = max(d_qk, d_v) == largest
+        assert bool(heads.why_not_kernels(d_qk, d_v, number)) is not is_taken
+        expected = f"{'d_qk' if d_qk > d_v else 'd_v'} is {largest + 1}; expected at most {largest}"
+        with nullcontext() if is_taken else pytest.raises(ValueError, match=expected):
+            heads._check_chunk(q, q, v, a, state)
