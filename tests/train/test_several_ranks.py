@@ -64,7 +64,7 @@ def test_several_ranks_train_the_run_of_one(tmp_path):
     said = launch(
         tmp_path,
         train(0, gateloop, "--run-dir", "one"),
-        train(2, gateloop, "--run-dir", "two", nodes=2),
+        train(2, gateloop, "--run-dir", "two", "--training.asynchronous_saving", "true", nodes=2),
         train(0, crt, "--run-dir", "crt-one"),
         # killed and resumed with more ranks
         train(0, crt, "--run-dir", "crt-more", before=KILL.format(step=3, ranks=[0])),
@@ -77,6 +77,7 @@ def test_several_ranks_train_the_run_of_one(tmp_path):
     ).said
     _check_curves(tmp_path, said, {"one": ["two"], "crt-one": ["crt-more", "crt-pieces"]})
     _check_checkpoints(tmp_path)
+    _check_nothing_is_half_written(tmp_path / "two")
     _check_texts(tmp_path, said)
     # one rank speaks, and an error is that of its own rank
     assert said.count("run folder: two\n") == 1
