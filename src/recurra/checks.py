@@ -55,9 +55,10 @@ def require_whole_number(minimum: int, **values: object) -> None:
 
 
 def require_at_least(minimum: float, **values: float) -> None:
-    """Refuse values below `minimum`, by name."""
+    """Refuse values below `minimum`, and infinity, by name."""
     for name, value in values.items():
         require(value >= minimum, name, value, f"at least {minimum}")
+        require(value != math.inf, name, value, "a finite number")
 
 
 def require_probability(**values: float) -> None:

@@ -2,23 +2,24 @@
 
 import inspect
 import math
+import typing
 
 import pytest
 import torch
+from tests.impossible import wrong_numbers
 
 import recurra
+from recurra.mixers.base import _mixers, mixer_options
 
 D_MODEL = 12
 PROBABILITY, EVEN, POSITIVE = "expected a probability", "expected an even number", "expected a finite number above 0"
 REFUSED = [
     ("delta-net", {"n_heads": 3, "d_v": 4}, "n_heads is 3; expected a divisor of d_v = 4"),
-    ("delta-net", {"kernel_size": 0, "n_heads": 1}, "kernel_size is 0; expected at least 1"),
     ("gated-delta-net", {"n_heads": 4, "n_qk_heads": 3}, "n_qk_heads is 3; expected a divisor of n_heads = 4"),
     ("gated-attention", {"norm_epsilon": 0.0, "n_heads": 2}, f"norm_epsilon is 0.0; {POSITIVE}"),
     ("gateloop", {"transition": "learned"}, "transition is 'learned'; expected one of data, fixed"),
     ("gateloop", {"ring": {"max_phase": math.inf}}, r"ring\.max_phase is inf; expected a finite number of at least 0"),
     ("gateloop-attention", {"window": 0}, "window is 0; expected at least 1, the step itself, or None for all steps"),
-    ("gla", {"n_heads": 2, "gate_rank": 0}, "gate_rank is 0; expected at least 1"),
     ("h3", {"d_state": 5}, f"d_state is 5; {EVEN} from 2"),
     ("h3", {"head_dim": 5}, "head_dim is 5; expected a divisor of d_model = 12"),
     ("hgrn2", {"lower_bound": 1.0}, rf"lower_bound is 1.0; {PROBABILITY} in \[0, 1\)"),
@@ -67,6 +68,16 @@ TRANSITIONS = {
 def test_impossible_options_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         recurra.create_mixer(name, **{"d_model": D_MODEL, **options})
+
+
+@pytest.mark.parametrize("name", recurra.list_mixers())
+def test_no_option_takes_a_number_that_cannot_be(name, unchecked):
+    hints = typing.get_type_hints(_mixers[name].__init__)
+    for option in mixer_options(name):
+        for wrong in wrong_numbers(hints[option]):
+            if (name, option, wrong) != ("relative-attention", "mem_len", 0):
+                with pytest.raises(ValueError, match=option):
+                    recurra.create_mixer(name, 64, **{option: wrong})
 
 
 @pytest.mark.parametrize("name", recurra.list_mixers())

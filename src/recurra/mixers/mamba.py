@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least
+from recurra.checks import require, require_at_least, require_positive
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps
@@ -138,5 +138,5 @@ def _norm_of_selection(size: int, epsilon: float | None, scales: bool) -> nn.Mod
     if epsilon is None:
         require(not scales, "selection_scales", scales, "False where selection_norm is None")
         return nn.Identity()
-    require(epsilon > 0, "selection_norm", epsilon, "a number above 0, or None")
+    require_positive(selection_norm=epsilon)
     return RMSNorm(size, epsilon) if scales else nn.RMSNorm(size, epsilon, elementwise_affine=False)

@@ -62,9 +62,10 @@ class RotaryAttention(Mixer):
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         require_at_least(1, n_kv_heads=n_kv_heads)
         require(n_heads % n_kv_heads == 0, "n_kv_heads", n_kv_heads, f"a divisor of n_heads = {n_heads}")
+        require(0 <= rotated_share <= 1, "rotated_share", rotated_share, "a share from 0 to 1")
         n_rotated = int(d_head * rotated_share)
         require_positive(rotation_base=rotation_base)
-        even = 0 < n_rotated <= d_head and n_rotated % 2 == 0
+        even = n_rotated > 0 and n_rotated % 2 == 0
         require(
             even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
         )
