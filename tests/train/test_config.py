@@ -22,6 +22,8 @@ IMPOSSIBLE = [
     (partial(ScheduleConfig, shape="steps"), "schedule", "steps", [3, 3]),
     (partial(ScheduleConfig, shape="steps", steps=[1]), "schedule", "factor", 1.0),
     (TrainingConfig, "training", "keep_checkpoints", 1),
+    (TrainingConfig, "training", "strategy", "all"),
+    (partial(AveragingConfig, start_step=1), "averaging", "decay", 1.0),
     (AveragingConfig, "averaging", "decay", 0.9),  # without a start
     (TrainingConfig, "training", "seed", 2**32),
 ]
@@ -36,7 +38,7 @@ POSSIBLE = {("start_step", 0), ("warmup_steps", 0), ("seed", 0), ("stop_at", mat
 
 
 @pytest.mark.parametrize(("config", "section", "field", "value"), IMPOSSIBLE)
-def test_impossible_values_are_refused_by_their_full_name(config, section, field, value):
+def test_impossible_values_are_refused_by_their_full_name(config, section, field, value, unchecked):
     with pytest.raises(ValueError, match=rf"^{section}\.{field} is .*; expected "):
         config(**{field: value})
 

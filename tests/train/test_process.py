@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.train.payloads import payload
 
-from recurra.train._process import StopSignal, set_up_process
+from recurra.train._process import Ranks, StopSignal, set_up_process
 from recurra.train._resumable import _random_state, _set_random_state
 from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
 from recurra.train.config import TrainingConfig
@@ -25,6 +25,11 @@ def draw() -> list[float]:
         *torch.rand(3).tolist(),
         torch.randn(()).item(),
     ]
+
+
+def test_pieces_divide_the_ranks():
+    with pytest.raises(ValueError, match=r"sequence_parallel is 3; expected a number that divides the 4 ranks"):
+        Ranks(0, 4, n_pieces=3)
 
 
 def test_the_same_numbers_come_again_after_a_trip_through_a_file(tmp_path):
