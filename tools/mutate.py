@@ -34,16 +34,24 @@ _PREFETCHES = ("prefetch", "_fetch")  # which change no result
 
 
 def _tests(path: Path) -> tuple[str, ...]:
-    """Name the module's own tests, those that import it, those of its folder, and those that mixers or ops share."""
+    """Name the module's own tests, those that name it, those of its folder, and those that mixers or ops share."""
     inner = path.relative_to(ROOT / "src/recurra")
     folder = ROOT / "tests" / str(inner.parent).replace("/_", "/")
     shared = ROOT / "tests" / _SHARED.get(inner.parts[0], "")
-    module = ".".join(inner.with_suffix("").parts)
-    importing = [
-        file for file in sorted((ROOT / "tests").rglob("test_*.py")) if f"recurra.{module}" in file.read_text()
-    ]
-    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), *importing, folder, shared]
+    found = [*sorted(folder.glob(f"test_{path.stem.lstrip('_')}*.py")), *_naming(path), folder, shared]
     return tuple(str(one.relative_to(ROOT)) for one in found if one.exists() and one != ROOT / "tests")
+
+
+def _naming(path: Path) -> list[Path]:
+    """Find the files of tests that name a module or one of its public classes, themselves or in a program they run."""
+    module = "recurra." + ".".join(path.relative_to(ROOT / "src/recurra").with_suffix("").parts)
+    classes = [node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    texts = {file: file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests").rglob("*.py"))}
+    words = [module, *(name for name in classes if not name.startswith("_"))]
+    naming = [file for file, text in texts.items() if any(word in text for word in words)]
+    programs = [file.stem for file in naming if file.stem.endswith("_worker")]
+    naming += [file for file, text in texts.items() if any(program in text for program in programs)]
+    return [file for file in dict.fromkeys(naming) if file.name.startswith("test_")]
 
 
 def _nodes(node: ast.AST, in_function: bool = False) -> Iterator[ast.AST]:
