@@ -1,6 +1,5 @@
 """The options of a mixer that takes the place of a recipe's own: those that both have, and its defaults."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,38 +46,38 @@ def _options_for(
         return sources[name], []
     every: _Options = {}
     for own in sources.values():
-        every = {**every, **{option: value for option, value in own.items() if option not in every}}
+        every = {**every, **own, **every}
     allowed = mixer_options(name)
-    kept = {option: value for option, value in every.items() if option in allowed}
-    unfit = _unfit(name, d_model, kept, given)
+    known = {option: value for option, value in every.items() if option in allowed}
+    kept = _fitting(name, d_model, known, given)
     lacking = [repr(option) for option in every if option not in allowed and option not in given]
-    refused = [f"{option} = {kept.pop(option)!r}" for option in unfit]
+    refused = [f"{option} = {value!r}" for option, value in known.items() if option not in kept]
     wrong = [f"has no option {_listed(lacking)}"] if lacking else []
     wrong += [f"cannot be made with {_listed(refused)}"] if refused else []
     whose = f"of the recipe's {', '.join(sources)}"
     return kept, [f"mixer {name} {' and '.join(wrong)} ({whose}): its defaults are used"] if wrong else []
 
 
-def _unfit(name: str, d_model: int, kept: _Options, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Find the fewest options that must go for the mixer to be made, as a name can mean another thing to each mixer.
+def _fitting(name: str, d_model: int, options: _Options, given: Mapping[str, Any]) -> _Options:
+    """Leave the options with which the mixer can be made, in their order: a name can mean another thing to each mixer.
 
-    None, if it cannot be made with what is given alone: the model then says why.
+    All, if it cannot be made with what is given alone: the model then says why.
     """
 
-    def fits(without: tuple[str, ...]) -> bool:
-        options = {option: value for option, value in kept.items() if option not in without}
+    def fits(some: _Options) -> bool:
         try:
             with on_meta():
-                create_mixer(name, d_model, **{**options, **given})
+                create_mixer(name, d_model, **{**some, **given})
         except (TypeError, ValueError):
             return False
         return True
 
-    ours = [option for option in reversed(kept) if option not in given]
-    if not ours or fits(()) or not fits(tuple(ours)):
-        return ()
-    subsets = (subset for size in range(1, len(ours)) for subset in itertools.combinations(ours, size))
-    return next(filter(fits, subsets), tuple(ours))
+    if fits(options) or not fits({}):
+        return options
+    found: _Options = {}
+    for option, value in options.items():
+        found = together if fits(together := {**found, option: value}) else found
+    return found
 
 
 def _listed(words: list[str]) -> str:
