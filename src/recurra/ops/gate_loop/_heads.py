@@ -98,7 +98,7 @@ def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
     from recurra.ops.gate_loop._heads_cpu import forward_kernel
 
     q, k, v, a = (last_dim_contiguous(x) for x in (q, k, v, a))
-    state = state.resolve_conj().resolve_neg().contiguous()
+    state = state.contiguous()
     sizes, vectors = _sizes(q, v, a), _vectors(v.shape[3] * _floats(v))
     scratch = _scratch(q, sizes[-1] * q.shape[3] * vectors * _WIDTH)
     forward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
@@ -124,7 +124,7 @@ def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-
 
 def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
     dq, dk, dv, da, dstate = results
-    dlast = torch.zeros_like(dstate) if dlast is None else dlast.resolve_conj().resolve_neg().contiguous()
+    dlast = torch.zeros_like(dstate) if dlast is None else dlast.contiguous()
     if 0 in (q.numel(), v.numel()):
         dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
         return
