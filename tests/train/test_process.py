@@ -48,6 +48,17 @@ def test_the_only_process_of_a_launcher_may_train(monkeypatch, count):
     assert set_up_process(TrainingConfig(accelerator="cpu")).world_size == 1
 
 
+def test_a_deterministic_run_sets_up_its_process(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    try:
+        assert set_up_process(TrainingConfig(accelerator="cpu", deterministic=True)).world_size == 1
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
