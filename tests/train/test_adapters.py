@@ -77,6 +77,7 @@ def test_a_run_of_adapters_from_a_published_model_to_one(recipe, tmp_path):
     tokens = torch.randint(len(base.embedding.weight), (2, 9))
     run = open_run(tmp_path / "run", checkpoint="last")
     assert run.model.state_dict().keys() == base.state_dict().keys()
+    assert all(parameter.requires_grad for parameter in run.model.parameters())  # merged, it is a model like any other
     expected = loss_of(trainer.model, tokens)
     assert not torch.allclose(loss_of(base, tokens), expected, rtol=1e-3)
     torch.testing.assert_close(loss_of(run.model, tokens), expected)  # both in float32: sums in another order

@@ -13,6 +13,8 @@ IMPOSSIBLE = [
     (OptimizerConfig, "optimizer", "learning_rate", 0.0),
     (OptimizerConfig, "optimizer", "betas", (0.9, 1.0)),
     (OptimizerConfig, "optimizer", "epsilon", 0.0),
+    (partial(OptimizerConfig, algorithm="sgd"), "optimizer", "momentum", 1.5),
+    (partial(OptimizerConfig, algorithm="sgd", momentum=0.0), "optimizer", "nesterov", True),
     (OptimizerConfig, "optimizer", "transition_learning_rate", 0.0),
     (OptimizerConfig, "optimizer", "gradient_clip", 0.0),
     (ScheduleConfig, "schedule", "final_fraction", 1.1),

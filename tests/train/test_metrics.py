@@ -32,6 +32,13 @@ def test_numbers_come_back_to_the_last_bit(tmp_path):
     assert row["valid_loss"] is None
 
 
+def test_a_record_of_another_name_is_refused(tmp_path):
+    log = JsonLog(tmp_path / "log.jsonl")
+    with pytest.raises(ValueError, match="record is 'trian_loss'; expected keys among step, "):
+        log.write({"step": 3, "trian_loss": 1.0})
+    log.close()
+
+
 def test_records_after_the_resumed_step_are_dropped_and_written_anew(tmp_path):
     path = tmp_path / "log.jsonl"
     write(path, range(1, 8))

@@ -63,3 +63,12 @@ def test_threads_share_the_sequences(trains):
         torch.set_num_threads(threads)
     for mine, other in zip(one, two):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6 * max(1, mine.abs().max().item()))
+
+
+@pytest.mark.parametrize(("place", "name"), enumerate(["projected", "projected", "weights.weight", "weights.bias"]))
+def test_tensors_of_other_sizes_are_refused(place, name):
+    """A state of another size makes the projections wrong: they are three times as wide as it."""
+    inputs = draw(2, 3, 4)
+    inputs[place] = torch.cat([inputs[place], inputs[place][..., :1]], -1)
+    with pytest.raises(ValueError, match=rf"{name} is float32 \(.*\) on cpu; expected"):
+        outputs(gru_after, inputs)

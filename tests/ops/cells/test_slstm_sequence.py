@@ -81,3 +81,11 @@ def test_gradients_are_in_float32_under_autocast():
     for one, twice, other in zip(found, again, expected):
         assert torch.equal(one, other)
         require_near(twice, other, 2e-5)
+
+
+@pytest.mark.parametrize(("place", "name"), enumerate(["projected", "weights", *(f"state.{part}" for part in "cnmh")]))
+def test_tensors_of_other_sizes_are_refused(place, name, unchecked):
+    inputs = draw(2, 3, 2, 4)
+    inputs[place] = inputs[place].unsqueeze(0) if place == 0 else torch.cat([inputs[place], inputs[place][..., :1]], -1)
+    with pytest.raises(ValueError, match=rf"{name} is float64 \(.*\) on cpu; expected"):
+        call(slstm_sequence, inputs)

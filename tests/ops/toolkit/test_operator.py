@@ -111,6 +111,28 @@ def test_flops(case):
     assert counted.get_total_flops() == flops
 
 
+IN_PLAIN_TORCH = {"delta_rule", "matrix_scan", "neumann_inverse"}
+
+
+def one_more_channel(x):
+    return torch.cat([x, x[..., :1]], -1)
+
+
+def of_another_type(x):
+    return torch.zeros(x.shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("change", [one_more_channel, of_another_type], ids=["size", "dtype"])
+@pytest.mark.parametrize("name", [name for name in CASES if name.partition(",")[0] not in IN_PLAIN_TORCH])
+def test_a_kernel_takes_no_address_of_another_tensor(name, change):
+    """Neither by one channel too many nor by another type, in any argument."""
+    operator, arguments = getattr(ops, name.partition(",")[0]).default, CASES[name][0]()
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, torch.Tensor):
+            with pytest.raises(ValueError, match="expected"):
+                operator(*arguments[:place], change(argument), *arguments[place + 1 :])
+
+
 def test_forward_derivatives_are_refused_rather_than_lost(case):
     operator, arguments, _ = case
     first, *rest = arguments

@@ -62,6 +62,13 @@ def test_nothing_is_drawn_if_one_of_the_runs_cannot_be_read(copies):
     assert figures(copies) == []
 
 
+def test_runs_of_one_name_are_refused(copies):
+    runs = [open_run(copies["text"]), open_run(copies["text"])]
+    with pytest.raises(ValueError, match="runs is several with the names text, text; expected folders with different"):
+        draw_runs(runs)
+    assert figures(copies) == []
+
+
 def test_a_run_with_no_record_yet_has_no_curves(copies):
     (copies["text"] / "log.jsonl").write_text("")
     assert _curves([open_run(copies["text"])]) == {}
