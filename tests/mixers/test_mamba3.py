@@ -16,6 +16,7 @@ def build(**options) -> Mamba3:
     """A layer whose weights all differ, with steps that decay and turn far."""
     options = {"d_state": D_STATE, "n_heads": N_HEADS, "n_groups": 2, "min_step": 0.1, "max_step": 2.0, **options}
     layer = Mamba3(D_MODEL, **options).double()
+    layer.softplus_decay = options.get("decay_activation") == "softplus"
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -38,6 +39,13 @@ def to_real(x: torch.Tensor, n_pairs: int) -> torch.Tensor:
     return torch.cat([torch.view_as_real(x[:, :n_pairs]).movedim(-1, 2).flatten(1, 2), x[:, n_pairs:].real], 1)
 
 
+def decay_rate(layer: Mamba3, x: torch.Tensor) -> torch.Tensor:
+    """-A: heavy_tail_activation of the authors' code, or softplus as before it."""
+    if layer.softplus_decay:
+        return functional.softplus(x)
+    return torch.where(x >= 0, 1 + x, 1 / (1 - x.clamp(max=0)))
+
+
 def by_a_loop(layer: Mamba3, x: torch.Tensor, state: Mamba3State) -> tuple[torch.Tensor, Mamba3State]:
     """One step and one head at a time: a complex transition for each pair of rows that turns."""
     w, n = dict(layer.named_parameters()), layer.n_pairs
@@ -57,7 +65,7 @@ def by_a_loop(layer: Mamba3, x: torch.Tensor, state: Mamba3State) -> tuple[torch
                 keys.append(part + w[f"{name}_bias"][head])
             size = functional.softplus(delta[:, head, None] + w["step_bias"][head])
             angle = torch.cat([math.pi * torch.tanh(theta), still], -1) * size
-            alpha = torch.exp(torch.complex(-functional.softplus(decay[:, head, None]) * size, -angle))[..., None]
+            alpha = torch.exp(torch.complex(-decay_rate(layer, decay[:, head, None]) * size, -angle))[..., None]
             share = torch.sigmoid(weight[:, head, None])
             before, now = (
                 (factor * key)[:, :, None] * value[:, None]
@@ -75,7 +83,7 @@ def by_a_loop(layer: Mamba3, x: torch.Tensor, state: Mamba3State) -> tuple[torch
     return torch.stack(outputs, 1), Mamba3State(h, torch.stack(kept_b, 1), torch.stack(kept_u, 1))
 
 
-@pytest.mark.parametrize("options", [{}, {"rope_fraction": 1.0, "n_groups": 1}])
+@pytest.mark.parametrize("options", [{}, {"rope_fraction": 1.0, "n_groups": 1, "decay_activation": "softplus"}])
 @pytest.mark.parametrize("length", [1, 9])
 def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     layer = build(**options)

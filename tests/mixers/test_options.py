@@ -29,6 +29,7 @@ REFUSED = [
     ("mamba", {"d_conv": 1}, "d_conv is 1; expected at least 2"),
     ("mamba", {"selection_scales": True}, "selection_scales is True; expected False where selection_norm is None"),
     ("mamba2", {"n_heads": 4, "n_groups": 3}, "n_groups is 3; expected a divisor of n_heads = 4"),
+    ("mamba3", {"decay_activation": "exp"}, "decay_activation is 'exp'; expected one of heavy-tail, softplus"),
     ("mamba3", {"d_state": 6}, "d_state is 6; expected a multiple of 4"),
     ("mlstm", {"n_heads": 2, "d_v": 2}, "d_v is 2; expected at least 2 channels a head"),
     ("reformer", {"n_buckets": 5}, f"n_buckets is 5; {EVEN} from 2"),

@@ -3,6 +3,7 @@ State Space Principles", arXiv 2603.15569).
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_heads
+from recurra.checks import choose, require, require_at_least, require_heads
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import turn, turned
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
@@ -20,6 +21,14 @@ from recurra.ops.gate_loop.operator import gate_loop
 
 _PUBLISHED_HEAD = 64  # channels
 _LEAST_DECAY = 1e-4
+
+
+def _heavy_tailed(x: Tensor) -> Tensor:
+    """1 + x from 0 on and 1 / (1 - x) below: positive, and with one slope at 0."""
+    return x.clamp(min=0) + torch.reciprocal(1 - x.clamp(max=0))
+
+
+_DECAYS: dict[str, Callable[[Tensor], Tensor]] = {"heavy-tail": _heavy_tailed, "softplus": functional.softplus}
 
 
 class Mamba3State(NamedTuple):
@@ -43,10 +52,13 @@ class Mamba3(Mixer):
     the two ends of a step (1 is Mamba-2's rule, 1/2 the trapezoidal one), which does the work of a short convolution:
     there is none.
 
-    Published, with details from the authors' code: Delta = softplus(. + step_bias), A = -softplus(.), at most -0.0001,
-    and lambda = sigmoid(.), one a head; theta shared by the heads. B and C are normalised by their root mean square,
-    shared by the heads of a group, and get a bias of each head, which starts at 1. The skip starts at 1, step sizes at
-    0 log-uniform from min_step to max_step. This is the SISO form, without a norm before W_o.
+    Equal to the authors' code (mamba_ssm/modules/mamba3.py of github.com/state-spaces/mamba at e9594ce), SISO and
+    without a norm before W_o: Delta = softplus(. + step_bias), A = -f(.), at most -0.0001, and lambda = sigmoid(.), one
+    a head; theta shared by the heads. f(x) is 1 + x for x >= 0 and 1 / (1 - x) below; it was softplus before June 2026
+    (c69aaab). B and C are normalised by their root mean square, shared by the heads of a group, and get a bias of each
+    head, which starts at 1. The skip starts at 1, step sizes at 0 log-uniform from min_step to max_step.
+
+    Not here: the MIMO form, and the norm before W_o.
 
     Decided: a call rotates B and C relative to its first step, and the state that it returns back by all angles of the
     call, so that products stay real and no angle is kept. The angles are summed in float64. B_t^T u_t, which counts in
@@ -59,6 +71,7 @@ class Mamba3(Mixer):
         n_heads: heads; if None as many as have the published 64 channels, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         rope_fraction: the share of the rows that turn, 0.5 or 1.
+        decay_activation: f, "heavy-tail" or "softplus".
         min_step, max_step: the range of step sizes at the start.
     """
 
@@ -73,6 +86,7 @@ class Mamba3(Mixer):
         n_heads: int | None = None,
         n_groups: int = 1,
         rope_fraction: float = 0.5,
+        decay_activation: str = "heavy-tail",
         min_step: float = 0.001,
         max_step: float = 0.1,
     ) -> None:
@@ -88,6 +102,7 @@ class Mamba3(Mixer):
         h, b, u = StateSpec((n_heads, d_state, d_head)), StateSpec((n_heads, d_state)), StateSpec((n_heads, d_head))
         super().__init__(d_model, Mamba3State, h=h, b=b, u=u)
         self.n_heads, self.n_groups, self.n_pairs = n_heads, n_groups, d_state // multiple
+        self._decay = choose("decay_activation", _DECAYS, decay_activation)
         d_selection = n_groups * d_state
         self._projections = [d_inner, d_inner, d_selection, d_selection, *3 * [n_heads], self.n_pairs]
         self.input_projection = nn.Linear(d_model, sum(self._projections), bias=False)
@@ -140,7 +155,7 @@ class Mamba3(Mixer):
     def _timed(self, step: Tensor, decay: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Delta and exp(Delta A), (B, L, H, 1)."""
         step = mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
-        eigenvalue = -functional.softplus(at_least_float32(decay)).clamp(min=_LEAST_DECAY)
+        eigenvalue = -self._decay(at_least_float32(decay)).clamp(min=_LEAST_DECAY)
         return step[..., None], torch.exp(step * eigenvalue)[..., None]
 
     def _angles(self, step: Tensor, theta: Tensor) -> Float[Tensor, "B L H pairs"]:
