@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, dict]] = {
             "ring": {"r_max": 0.95},
         },
     },
-    "h3": {"heads": {"d_state": 4, "head_dim": 3}},
+    "h3": {"heads": {"d_state": 4, "head_dim": 3, "discretisation": "zoh"}},
     "hyena": {"third-order": {"window": 4, "order": 3}},
     "linear-attention": {"sums": {"normaliser": False}},
     "linear-rnn": {"dense": {"transition": "dense"}},

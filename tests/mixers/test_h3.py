@@ -11,15 +11,20 @@ from recurra.mixers.h3 import H3
 D_MODEL = 4
 
 
-def by_the_equations(layer: H3, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def by_the_equations(layer: H3, x: torch.Tensor, discretisation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Algorithm 1 from zeros: outputs, and the modes after the last step as (H, d, d, n), of one sequence."""
     d, n_heads, taps = layer.head_dim, D_MODEL // layer.head_dim, layer.shift.weight[:, 0]
     q, k, v = (x @ w.T + b for w, b in zip(layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3)))
     step, decay = layer.log_step.exp(), layer.log_decay.exp()
     c = torch.view_as_complex(layer.output_weights)
     eigenvalues = torch.complex(-decay, layer.frequency)
-    a = torch.exp(step[:, None] * eigenvalues)
-    b = (a - 1) / eigenvalues
+    scaled = step[:, None] * eigenvalues
+    if discretisation == "zoh":
+        a = torch.exp(scaled)
+        b = (a - 1) / eigenvalues
+    else:
+        a = (1 + scaled / 2) / (1 - scaled / 2)
+        b = step[:, None] / (1 - scaled / 2)
     h = torch.zeros(n_heads, d, d, a.shape[1], dtype=torch.complex128)
     outputs = []
     for t in range(len(x)):
@@ -33,11 +38,12 @@ def by_the_equations(layer: H3, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("head_dim", [1, 2, 4])
 @pytest.mark.parametrize("length", [5, 17])  # stepped and convolved
-def test_outputs_state_and_gradients_are_the_papers(head_dim, length):
-    layer = H3(D_MODEL, d_state=6, head_dim=head_dim).double()
+@pytest.mark.parametrize("options", [{}, {"discretisation": "zoh"}], ids=str)
+def test_outputs_state_and_gradients_are_the_papers(head_dim, length, options):
+    layer = H3(D_MODEL, d_state=6, head_dim=head_dim, **options).double()
     x = torch.randn(1, length, D_MODEL, dtype=torch.float64, requires_grad=True)
     y, state = layer(x)
-    expected, h = by_the_equations(layer, x[0])
+    expected, h = by_the_equations(layer, x[0], options.get("discretisation", "bilinear"))
     torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
     torch.testing.assert_close(state.h[0], h.flatten(0, 2), rtol=1e-10, atol=1e-11)
     weights, leaves = torch.randn_like(y), [x, *layer.parameters()]
@@ -47,9 +53,9 @@ def test_outputs_state_and_gradients_are_the_papers(head_dim, length):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-def test_a_mode_is_the_exponential_of_its_step():
+def test_a_held_mode_is_the_exponential_of_its_step():
     """The reference above and the layer share torch.exp; this is Python's own."""
-    layer = H3(D_MODEL, d_state=2).double()
+    layer = H3(D_MODEL, d_state=2, discretisation="zoh").double()
     eigenvalue = complex(-0.5, float(layer.frequency[1, 0].detach()))
     a = cmath.exp(math.exp(float(layer.log_step[1].detach())) * eigenvalue)
     assert abs(complex(layer.ssm().a[1, 0].detach()) - a) < 1e-7

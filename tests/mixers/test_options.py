@@ -21,6 +21,7 @@ REFUSED = [
     ("gateloop", {"ring": {"max_phase": math.inf}}, r"ring\.max_phase is inf; expected a finite number of at least 0"),
     ("gateloop-attention", {"window": 0}, "window is 0; expected at least 1, the step itself, or None for all steps"),
     ("h3", {"d_state": 5}, f"d_state is 5; {EVEN} from 2"),
+    ("h3", {"discretisation": "euler"}, "discretisation is 'euler'; expected one of zoh, bilinear"),
     ("h3", {"head_dim": 5}, "head_dim is 5; expected a divisor of d_model = 12"),
     ("hgrn2", {"lower_bound": 1.0}, rf"lower_bound is 1.0; {PROBABILITY} in \[0, 1\)"),
     ("hyena", {"order": 1}, "order is 1; expected at least 2"),

@@ -31,16 +31,28 @@ class H3(ChannelModes, Mixer):
     a skip (`recurra.layers.state_space`). With head_dim above 1, key and value of a head make an outer product, the
     head has one diagonal SSM for all its entries, and q contracts the result: y_j = sum_i q_i SSM_diag(k_i v_j).
 
+    Equal to the authors' code (src/models/ssm/h3.py of github.com/HazyResearch/H3) with fewer parameters: B, C and D of
+    its shift SSM are one filter here, and B of its diagonal SSM is part of C. The start differs: D of its shift SSM is
+    drawn from N(0, 1) and joins the tap of the step itself, which starts as all taps do here.
+
     Args:
         d_state: taps of the shift SSM and modes of the diagonal one, an even number (the paper's m and published 64).
         head_dim: channels of a head, a divisor of d_model; 1, elementwise products, as published.
+        discretisation: of the diagonal SSM, "bilinear", or "zoh" (zero-order hold).
         min_step, max_step: step sizes of the diagonal SSM at the start, spaced logarithmically, one per head.
     """
 
     starts_from_none = True  # the convolution then has no state to add
 
     def __init__(
-        self, d_model: int, *, d_state: int = 64, head_dim: int = 1, min_step: float = 0.001, max_step: float = 0.1
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        head_dim: int = 1,
+        discretisation: str = "bilinear",
+        min_step: float = 0.001,
+        max_step: float = 0.1,
     ) -> None:
         require_pairs(d_state)
         require_at_least(1, d_model=d_model, head_dim=head_dim)
@@ -54,7 +66,7 @@ class H3(ChannelModes, Mixer):
             d_model // head_dim,
             d_state=d_state,
             init="lin",
-            discretisation="zoh",
+            discretisation=discretisation,
             min_step=min_step,
             max_step=max_step,
         )
