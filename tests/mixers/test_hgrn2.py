@@ -11,12 +11,12 @@ OPTIONS = [{}, {"n_heads": 3}, {"n_heads": 2, "lower_bound": 0.75}, {"n_heads": 
 
 
 def by_a_loop(layer: HGRN2, x: torch.Tensor, state: HGRN2State):
-    """Section 3 with the outer product in every head."""
+    """Section 3 with the outer product in every head, and queries scaled as in flash-linear-attention."""
     w_o, w_i = layer.output_input.weight.chunk(2)
     outputs, s = [], list(state.h.unbind(1))
     for step in x.unbind(1):
         o, i = step @ w_o.T, step @ w_i.T
-        o = o * torch.sigmoid(o)
+        o = o * torch.sigmoid(o) * (D_MODEL / layer.n_heads) ** -0.5
         f = layer.lower_bound + (1 - layer.lower_bound) * torch.sigmoid(step @ layer.forget.weight.T)
         o, i, f = (part.chunk(layer.n_heads, -1) for part in (o, i, f))
         for h in range(layer.n_heads):

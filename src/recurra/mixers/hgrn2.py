@@ -27,11 +27,13 @@ class HGRN2(Mixer):
     """y_t = W_y norm(o_t h_t), h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t: numbers of the state are weighted means of i.
 
     f_t = b + (1 - b) sigmoid(W_f x_t) is the forget gate with its lower bound b, and 1 - f_t the key. The output gate
-    o_t = SiLU(W_o x_t) is the query, and the input i_t = W_i x_t the value (section 3). It is GateLoop with real
-    transitions on the key side.
+    o_t = SiLU(W_o x_t) / sqrt(d_head) is the query, and the input i_t = W_i x_t the value (section 3). It is GateLoop
+    with real transitions on the key side.
 
-    Decided: the published models learn the bounds of all layers together; a mixer does not see the others, so its bound
-    is a constant. The norm is a root mean square norm over all channels, as in the published code.
+    Equal to flash-linear-attention (fla/layers/hgrn2.py of github.com/fla-org/flash-linear-attention) without its
+    optional convolutions: it divides queries by sqrt(d_head), which the paper does not mention and which only the
+    norm's epsilon shows, and its norm is a root mean square norm over all channels. Its models learn the bounds of all
+    layers and channels together; a mixer does not see the others, so its bound is a constant.
 
     Args:
         n_heads: heads; one for every 128 channels, the published expansion, if None, and at least one.
@@ -65,7 +67,7 @@ class HGRN2(Mixer):
         k = self._key(x)
         q, k, v, f = (part.unflatten(-1, (self.n_heads, -1)) for part in (functional.silu(o), k, i, 1 - k))
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            k, f = mask_fill(k, mask, 0), mask_fill(f, mask, 1)
+            q, k, f = q * q.shape[-1] ** -0.5, mask_fill(k, mask, 0), mask_fill(f, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, f, state=h0), f, state.h)
         return self.output_projection(self.norm(y.flatten(-2)).to(x.dtype)), HGRN2State(h)
 
