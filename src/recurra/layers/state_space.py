@@ -200,8 +200,8 @@ def _accumulate(signal: Tensor, jumps: Tensor, within: Tensor) -> Tensor:
     return (torch.complex(re, im) * jumps[:, None, :-1].flip(2)).sum(2).transpose(0, 1)
 
 
-def _hippo_normal_modes(d_state: int) -> tuple[Float[Tensor, " n"], Complex[Tensor, "N n"]]:
-    """Return one mode of each pair of HiPPO-N, the normal part of HiPPO-LegS, of even size N = d_state.
+def _hippo_normal_modes(d_state: int, paired: bool = True) -> tuple[Float[Tensor, " n"], Complex[Tensor, "N n"]]:
+    """Return one mode of each pair of HiPPO-N, the normal part of HiPPO-LegS, of even size N = d_state, or all modes.
 
     The eigenvalues are -1/2 + i frequency (Gu et al. 2022, arXiv 2111.00396; S5, arXiv 2208.04933, section 2.3).
     """
@@ -210,7 +210,8 @@ def _hippo_normal_modes(d_state: int) -> tuple[Float[Tensor, " n"], Complex[Tens
     p = (i + 0.5).sqrt()
     skew = -torch.outer(p, p) * torch.sign(i[:, None] - i)
     frequency, vectors = torch.linalg.eigh(-1j * skew)
-    return frequency[d_state // 2 :], vectors[:, d_state // 2 :]
+    first = d_state // 2 if paired else 0
+    return frequency[first:], vectors[:, first:]
 
 
 def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[Tensor, "B L H N"]:
@@ -305,8 +306,11 @@ class DenseModes(_Modes):
     real B ~ N(0, 1 / d_model) and C ~ N(0, 1 / d_state) (the published code draws C complex, of twice the variance).
     One mode of each conjugate pair is kept. Real parts are -exp(log_decay), so that no mode can grow (the published
     code leaves them free, or clips them). With J blocks the matrix is block-diagonal, of J equal HiPPO-N. The bilinear
-    rule may take the place of zero-order hold.
+    rule may take the place of zero-order hold. Unpaired, all modes are kept and trained apart, and y_t = Re(C h_t) +
+    skip x_t.
     """
+
+    paired = True
 
     def make_modes(
         self,
@@ -318,14 +322,16 @@ class DenseModes(_Modes):
         blocks: int = 1,
         discretisation: str = "zoh",
         clip_eigs: bool = False,
+        paired: bool = True,
     ) -> None:
-        """Draw the parameters; the options are those of `recurra.mixers.s5.S5`."""
+        """Draw the parameters; the options are those of `recurra.mixers.s5_hyena.S5Hyena`."""
         require_at_least(1, blocks=blocks)
         fits = d_state % (2 * blocks) == 0
         require(fits, "blocks", blocks, f"a divisor of d_state / 2 = {d_state // 2}", "modes come in conjugate pairs")
         self.discretise = choose("discretisation", _DISCRETISATIONS, discretisation)
         self.slowest = 1e-4 if clip_eigs else 0.0  # real parts are at most minus this, as in S5's published code
-        (frequency, of_block), n_kept = _hippo_normal_modes(d_state // blocks), d_state // 2
+        self.paired = paired
+        (frequency, of_block), n_kept = _hippo_normal_modes(d_state // blocks, paired), d_state // (2 if paired else 1)
         vectors = torch.block_diag(*[of_block] * blocks)
         b = vectors.mH @ (torch.randn(d_state, d_model) * d_model**-0.5).to(vectors.dtype)
         c = (torch.randn(d_model, d_state) * d_state**-0.5).to(vectors.dtype) @ vectors
@@ -342,7 +348,7 @@ class DenseModes(_Modes):
         """Return y and the modes after the last step; where `mask` is False they pass through."""
         a, factor = self.discretised()
         b = factor[:, None] * torch.view_as_complex(at_least_float32(self.input_weights))
-        c = 2 * torch.view_as_complex(at_least_float32(self.output_weights))
+        c = (2 if self.paired else 1) * torch.view_as_complex(at_least_float32(self.output_weights))
         y, h = run_dense(x, a, b, c, h, mask)
         return y + self.skip * x, h
 

@@ -4,9 +4,12 @@
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
+from recurra.checks import choose
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.state_space import DenseModes, require_pairs
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
@@ -23,35 +26,73 @@ class S5HyenaState(NamedTuple):
     h: Complex[Tensor, "B n"]
 
 
+_ACTIVATIONS = ("gelu", "half-glu", "none")
+
+
 @register_mixer("s5-hyena")
 class S5Hyena(DenseModes, Mixer):
-    """y = W_o (x_1 * SSM(x_2 * v)), with x_1, x_2, v = short convolutions of linear projections of x.
+    """y = W_o (x_1 * f(SSM(x_2 * v))), with x_1, x_2, v = short convolutions of linear projections of x.
 
-    This is Hyena of order 2 with S5's SSM over all channels, with a skip and without activation and gate, in the place
-    of the implicit filter. The state is of constant size, where Hyena's is a window.
+    This is Hyena of order 2 with S5's SSM over all channels, with a skip, in the place of the implicit filter. The
+    state is of constant size, where Hyena's is a window.
+
+    Equal to the authors' code (src/s5dev/models/s5.py of github.com/lindermanlab/S5, branch development) at order 2,
+    with one head, without dropout, with their activations gelu and half_glu2 and negative real parts of eigenvalues.
+    The start differs: steps, C and W_o are drawn as S5 and torch's linear layers draw them. Defaults are those of their
+    classes. Their models of WikiText-103 have `d_state=128, blocks=32, clip_eigs=True, paired=False`, those of
+    associative recall `d_state=32, blocks=16, clip_eigs=True, activation="half-glu"`.
 
     Args:
         d_state: modes, an even number.
         kernel_size: steps of the short convolutions.
+        activation: f, "gelu", "half-glu" (f(u) = u * sigmoid(W GELU(u) + b)) or "none".
+        blocks: blocks of the HiPPO-N matrix at the start, a divisor of d_state / 2.
+        clip_eigs: keep the real parts of the eigenvalues at most at -1e-4.
+        paired: keep one mode of each conjugate pair; with False all `d_state` modes, each trained by itself.
         min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.
     """
 
     skips_padding = True
 
     def __init__(
-        self, d_model: int, *, d_state: int = 64, kernel_size: int = 3, min_step: float = 0.001, max_step: float = 0.1
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        kernel_size: int = 3,
+        activation: str = "gelu",
+        blocks: int = 1,
+        clip_eigs: bool = False,
+        paired: bool = True,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
     ) -> None:
         require_pairs(d_state)
         short_convolution = ShortConvolution(3 * d_model, kernel_size)
-        inputs, h = StateSpec((kernel_size - 1, 3 * d_model)), StateSpec((d_state // 2,), is_complex=True)
+        n_kept = d_state // 2 if paired else d_state
+        inputs, h = StateSpec((kernel_size - 1, 3 * d_model)), StateSpec((n_kept,), is_complex=True)
         super().__init__(d_model, S5HyenaState, inputs=inputs, h=h)
+        self.activation = choose("activation", {name: name for name in _ACTIVATIONS}, activation)
         self.input_projection = nn.Linear(d_model, 3 * d_model)
         self.short_convolution = short_convolution
-        self.make_modes(d_model, d_state=d_state, min_step=min_step, max_step=max_step)
+        self.make_modes(
+            d_model,
+            d_state=d_state,
+            min_step=min_step,
+            max_step=max_step,
+            blocks=blocks,
+            clip_eigs=clip_eigs,
+            paired=paired,
+        )
+        self.gate = nn.Linear(d_model, d_model) if activation == "half-glu" else None
         self.output_projection = nn.Linear(d_model, d_model)
 
     def mix(self, x: Tensor, state: S5HyenaState, mask: Tensor | None) -> tuple[Tensor, S5HyenaState]:
         projected, inputs = self.short_convolution(self.input_projection(x), state.inputs, mask)
         x_1, x_2, v = projected.chunk(3, -1)
         u, h = self.run_modes(x_2 * v, state.h, mask)
+        if self.gate is not None:
+            u = u * torch.sigmoid(self.gate(functional.gelu(u)))
+        elif self.activation == "gelu":
+            u = functional.gelu(u)
         return self.output_projection((x_1 * u).to(x.dtype)), S5HyenaState(inputs, h)
