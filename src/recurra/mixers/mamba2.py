@@ -38,7 +38,11 @@ class Mamba2(Mixer):
     is one step size a head. The heads of a group share B and C. The norm divides by the root mean square of each
     group's channels of u, after the gate.
 
-    The start is published: -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
+    Equal to the authors' code (mamba_ssm/modules/mamba2.py of github.com/state-spaces/mamba) with its default options.
+    Not here, and refused by the converter: limits of the step sizes (`dt_limit`, in transformers `time_step_limit`),
+    biases of the projections, a convolution without one, a norm before the gate or none, `d_ssm` and `D_has_hdim`.
+
+    The start is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
     Decided: `n_heads` instead of a size of the heads; padding has a step size of 0, which is a transition of 1; the
     bias of Delta is added in float32.
 

@@ -21,7 +21,11 @@ class MinGRUState(NamedTuple):
 
 @register_mixer("min-gru")
 class MinGRU(Mixer):
-    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t."""
+    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t.
+
+    Not the authors' layer (models/minRNNs.py of github.com/BorealisAI/minRNNs), which takes c_t = g(W_h x_t), positive
+    (appendix B: g(x) = x + 1/2 from 0 on and sigmoid(x) below), in a wider h, and projects h to y. Both have biases.
+    """
 
     skips_padding = True
     is_linear_recurrence = True

@@ -24,6 +24,9 @@ class MinLSTMState(NamedTuple):
 class MinLSTM(Mixer):
     """h_t = f_t / (f_t + i_t) * h_{t-1} + i_t / (f_t + i_t) * c_t; y_t = h_t (section 3.2).
 
+    Not the authors' layer (models/minRNNs.py of github.com/BorealisAI/minRNNs), which takes c_t = g(W_h x_t), positive
+    (appendix B: g(x) = x + 1/2 from 0 on and sigmoid(x) below), in a wider h, and projects h to y. Both have biases.
+
     f_t = sigmoid(W_f x_t), i_t = sigmoid(W_i x_t), c_t = W_h x_t. The quotients are computed as one sigmoid, of log i_t
     - log f_t, which is never 0 / 0.
     """

@@ -36,6 +36,9 @@ class MLSTM(Mixer):
 
         C_t = f_t C_{t-1} + i_t k_t^T v_t,  n_t = f_t n_{t-1} + i_t k_t,  f_t = sigmoid(.),  i_t = exp(.)
 
+    Of the published blocks this is that of the 7B model alone (transformers' xLSTM): it has no convolution, skip and
+    up-projection, which the block of github.com/NX-AI/xlstm for smaller models has.
+
     q, k, v = projections of x, q divided by sqrt(d_k). The gates are one number a head, and their pre-activations are
     capped: 15 tanh(. / 15). The state has C exp(-m) and n exp(-m), where n is one more column of C, with a stabiliser
     m_t = max(log f_t + m_{t-1}, log i_t), as published; h_t does not depend on it, but for the published epsilon.
@@ -44,9 +47,8 @@ class MLSTM(Mixer):
     recurrence, which is then GateLoop's, with a transition exp(log f_t + m_{t-1} - m_t) in [0, 1] for each head. No
     gradient flows through m_t: it cancels.
 
-    Decided: of the published blocks this is that of the 7B model, without convolution, skip and up-projection, and with
-    its start: the gates ignore x, with biases of -10 (input gates) and 3 to 6 (forget gates). The norm is a layer norm
-    of each head with a scale for each channel.
+    It starts as that model: the gates ignore x, with biases of -10 (input gates) and 3 to 6 (forget gates). The norm is
+    a layer norm of each head with a scale for each channel.
 
     Args:
         d_qk: channels of queries and keys over all heads; half of `d_model`, as published, if None.

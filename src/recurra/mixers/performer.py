@@ -32,9 +32,12 @@ class Performer(Mixer):
 
         phi(x)_r = exp(w_r x' - |x'|^2 / 2) / sqrt(n_features),  x' = x / d_head^(1/4)  (Lemma 1)
 
-    and q, k, v = linear projections of x. phi(q) . phi(k) is an unbiased estimate of exp(q . k / sqrt(d_head)). The w_r
-    have the lengths of Gaussian vectors, and within blocks of d_head they are orthogonal (section 2.4). They are drawn
-    once, for all heads, and saved with the weights.
+    and q, k, v = linear projections of x. This is the paper's formula: the authors' code (performer/fast_attention of
+    github.com/google-research/google-research) adds an epsilon to every feature, and outputs differ by it.
+
+    phi(q) . phi(k) is an unbiased estimate of exp(q . k / sqrt(d_head)). The w_r have the lengths of Gaussian vectors,
+    and within blocks of d_head they are orthogonal (section 2.4). They are drawn once, for all heads, and saved with
+    the weights.
 
     Features are exponentials and can overflow. The published code divides by the largest key feature of the sequence,
     so that a step would know its future. Here every feature has a running maximum of its exponents in the state: when

@@ -26,7 +26,8 @@ class S5(DenseModes, Mixer):
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
 
     `recurra.layers.state_space` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
-    published layer's. The published code can also run in both directions, which the causal contract excludes.
+    published layer's, the start is not, as said there. The published code can also run in both directions, which the
+    causal contract excludes, and keep all modes of the pairs.
 
     Args:
         d_state: modes, an even number (the paper's P).
