@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
 HERE = Path(__file__).parent
 RESULTS = json.loads((HERE / "results.json").read_text())
@@ -42,14 +43,16 @@ def speed() -> plt.Figure:
 def decoding() -> plt.Figure:
     figure, (token, server) = plt.subplots(1, 2, figsize=(9, 3.2))
     _bars(token, _found("decoding_milliseconds"), color=["C0"] * 4 + ["C1"] * 3)
-    token.set_title("a  Milliseconds a token, one stream")
+    token.set_title("a  One stream: ms per token, less is better")
+    sides = {"C0": "Recurra: GateLoop (88M)", "C1": "transformers: GPT-2 (124M), float32"}
+    token.legend(handles=[Patch(color=color, label=label) for color, label in sides.items()], loc="upper right")
     found = _found("serving_tokens_per_second")
     for number, name in enumerate(name for name in found if name != "streams"):
         bars = server.bar([place + 0.4 * number for place in range(3)], found[name], 0.38, label=name)
         server.bar_label(bars, fontsize=7)
     server.set_xticks([0.2, 1.2, 2.2], [f"{n} stream{'s' * (n > 1)}" for n in found["streams"]])
-    server.set_title("b  Tokens/s behind a server")
-    server.legend()
+    server.set_title("b  A server: tokens/s, more is better")
+    server.legend(loc="upper left")
     return figure
 
 
