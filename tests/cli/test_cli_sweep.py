@@ -34,7 +34,9 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(words, tmp_path,
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
     assert capsys.readouterr().out.count("diverged") == 2
     fitted, fit = [], sweep.Trainer.fit
-    monkeypatch.setattr(sweep.Trainer, "fit", lambda trainer: fitted.append(trainer.folder.path.name) or fit(trainer))
+    monkeypatch.setattr(
+        sweep.Trainer, "fit", lambda trainer, *more: fitted.append(trainer.folder.path.name) or fit(trainer, *more)
+    )
     assert main(words) == 0
     assert fitted == names[1::2]  # those that diverged have no checkpoint, and begin again
     assert capsys.readouterr().out.count("diverged") == 2
@@ -73,7 +75,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
     [
         (["--optimizer.learning_rate", "0.5"], "optimizer.learning_rate (was "),
         (["--training.seed", "3", "--data.seed", "0,1"], "training.seed (was 0, now 3)"),  # a key of the same name
-        (["--data.path", "OTHER"], "with which this run was trained; or choose another folder with --out"),
+        (["--data.path", "OTHER"], "with which this run was trained; or choose another folder for the runs"),
     ],
     ids=["another setting", "another key of the same name", "another corpus"],
 )

@@ -19,6 +19,7 @@ COMMANDS = {
     "prepare": (parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
     "train": (parsers.train, "train:train", "train a recipe, or resume a run"),
     "sweep": (parsers.sweep, "sweep:sweep", "train a recipe with many values, and compare the runs"),
+    "compare": (parsers.compare, "compare:compare", "train a recipe with several mixers, and print one table"),
     "eval": (parsers.evaluate, "evaluate:evaluate", "score a trained run on a split"),
     "generate": (parsers.generate, "generate:generate", "continue a text with a trained run"),
     "serve": (parsers.serve, "serve:serve", "serve trained runs over HTTP, and a page to look into them"),

@@ -98,6 +98,62 @@ def sweep(words: Sequence[str]) -> Namespace:
     return parsed(parser, words)
 
 
+_COMPARE = """\
+Train a recipe with several mixers and seeds, each run in its own folder, and print one table, the best mixer first. The
+validation curves, averaged over the seeds, are drawn beside the runs.
+
+  recurra compare RECIPE --mixers gru,s5,mamba2   train, or continue where the command was stopped
+  recurra compare RUN RUN ...                     compare finished runs; those that differ only in their
+                                                  seed are averaged
+  recurra compare --runs FOLDER                   compare the finished runs in a folder
+
+The progress goes to the standard error. Numbers: parameters of the whole model; FLOPs of a forward pass; tokens per
+second of training; bytes of the state of one stream; milliseconds of a step of one token on the CPU; and the validation
+score of the best checkpoint (`training.monitor` chooses loss or accuracy), as mean ± standard deviation."""
+
+
+def compare(words: Sequence[str]) -> Namespace:
+    parser = command_parser("compare", _COMPARE)
+    add = parser.add_argument
+    add("places", nargs="*", metavar="RECIPE", help="a recipe with --mixers, or folders of finished runs without")
+    add("--mixers", type=_names, metavar="NAMES", help="mixers to train, as in gru,s5; `recurra info` lists them")
+    add("--seeds", **NUMBER, help="runs of each mixer, with the seeds 0 to N - 1 (default: 3)")
+    equal = "adapt model.d_model so that all mixers come close to the parameters of the recipe's own"
+    add("--equal", choices=("parameters",), help=equal)
+    add("--runs", **FOLDER, help="folder of the runs (default: runs/RECIPE-compare)")
+    style = parser.add_mutually_exclusive_group()
+    for name in ("json", "csv", "latex"):
+        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print it as {name}")
+    arguments = parsed(parser, words)
+    if arguments.mixers is None:
+        _require_finished_runs(parser, arguments)
+    elif len(arguments.places) != 1:
+        parser.error("--mixers trains one RECIPE")
+    elif arguments.seeds is not None and arguments.seeds < 1:
+        parser.error(f"--seeds is {arguments.seeds}; expected at least 1")
+    keys = {word.partition("=")[0] for word in arguments.overrides}
+    chosen = {"--model.mixer": "--mixers", "--training.seed": "--seeds"}
+    if arguments.equal:
+        chosen["--model.d_model"] = "--equal parameters"
+    for key in sorted(keys & chosen.keys()):
+        parser.error(f"{chosen[key]} sets {key[2:]}: omit {key}")
+    return arguments
+
+
+def _names(word: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in word.split(",")))
+    if "" in names:
+        raise ArgumentTypeError(f"{word!r}; expected names with commas between them, as in gru,s5")
+    return names
+
+
+def _require_finished_runs(parser: ArgumentParser, arguments: Namespace) -> None:
+    if arguments.seeds is not None or arguments.equal or arguments.overrides:
+        parser.error("only --mixers trains: without it, omit --seeds, --equal and values of the recipe")
+    if bool(arguments.places) == bool(arguments.runs):
+        parser.error("give a RECIPE and --mixers, or finished runs, or their folder with --runs")
+
+
 _EVAL = """\
 Score a trained run on a split, in float32, with the state carried along contiguous segments. Prints a table, and writes
 RUN/eval-SPLIT.json.

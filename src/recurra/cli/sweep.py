@@ -20,7 +20,7 @@ from recurra.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class _SweptRun:
+class SweptRun:
     """A run of a sweep: its values by key, and the scores of its best evaluation, which are empty if it diverged."""
 
     folder: Path
@@ -34,16 +34,14 @@ def sweep(arguments: Namespace) -> int:
     out = arguments.out or usual.with_name(f"{usual.name}-sweep")
     space, fixed = _space(arguments.overrides)
     combinations = [dict(zip(space, values)) for values in itertools.product(*space.values())]
-    runs = [_train(arguments.recipe, out, values, fixed) for values in combinations]
-    monitor = load_recipe(arguments.recipe, overrides=_words(combinations[0], fixed)).training.monitor
+    runs = [train_with(arguments.recipe, out, values, fixed) for values in combinations]
+    monitor = load_recipe(arguments.recipe, overrides=as_words(combinations[0], fixed)).training.monitor
     Console(markup=False).print(_sweep_table(out.name, [*space], runs, monitor))
     return 0
 
 
 def _space(overrides: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    joined = iter(overrides)
-    pairs = (word.removeprefix("--").partition("=") for word in joined)
-    given = {key: value if equals else next(joined) for key, equals, value in pairs}
+    given = as_settings(overrides)
     space = {key: text.split(",") for key, text in given.items() if "," in text and text[0] not in "[{"}
     if not space:
         expected = "several for at least one key, as in --optimizer.learning_rate 0.001,0.003"
@@ -51,23 +49,33 @@ def _space(overrides: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, st
     return space, {key: text for key, text in given.items() if key not in space}
 
 
-def _words(*settings: Mapping[str, str]) -> list[str]:
+def as_settings(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the values of overrides by key, as they were written."""
+    joined = iter(overrides)
+    pairs = (word.removeprefix("--").partition("=") for word in joined)
+    return {key: value if equals else next(joined) for key, equals, value in pairs}
+
+
+def as_words(*settings: Mapping[str, str]) -> list[str]:
+    """Write settings as overrides; later ones win."""
     return [f"--{key}={value}" for one in settings for key, value in one.items()]
 
 
-def _train(recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str, str]) -> _SweptRun:
-    """Train a recipe with some values, or resume or read the run that has them."""
+def train_with(
+    recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str, str], console: Console | None = None
+) -> SweptRun:
+    """Train a recipe with some values, or resume or read the run that has them; `console` shows the progress."""
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
-    folder, words = RunFolder(out / name), _words(fixed, values)
+    folder, words = RunFolder(out / name), as_words(fixed, values)
     try:
         trainer = _resumed(recipe, folder, words) if folder.config.exists() else start_run(recipe, folder.path, words)
         if _is_over(trainer):
             trainer.folder.unlock()
-        elif (received := trainer.fit().received) is not None:
+        elif (received := trainer.fit(console).received) is not None:
             raise KeyboardInterrupt(received.name)
     except FloatingPointError:  # the loss is not finite, which is a result like others
-        return _SweptRun(folder.path, values, {})
-    return _SweptRun(folder.path, values, trainer.scores.get("best", {}))
+        return SweptRun(folder.path, values, {})
+    return SweptRun(folder.path, values, trainer.scores.get("best", {}))
 
 
 def _is_over(trainer: Trainer) -> bool:
@@ -87,12 +95,12 @@ def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
             there, wanted = before["data"].get(key), now["data"].get(key)
             require(there == wanted, f"data.{key}", wanted, f"{there!r}, with which this run was trained")
     except ValueError as error:
-        raise ValueError(f"{folder.path}: {error}; or choose another folder with --out") from error
+        raise ValueError(f"{folder.path}: {error}; or choose another folder for the runs") from error
     changes = {key: json.dumps(new) for key, (_, new) in differences(before, now).items() if key in RESUMABLE}
-    return resume_run(folder.path, overrides=_words(changes))
+    return resume_run(folder.path, overrides=as_words(changes))
 
 
-def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[_SweptRun], monitor: str) -> Table:
+def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[SweptRun], monitor: str) -> Table:
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]
     names = [key if short.count(name) > 1 else name for key, name in zip(keys, short)]

@@ -133,7 +133,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     Raises:
         ValueError: a setting fits no parameter, or a module names one that the model does not have.
     """
-    transition = _transition_parameter_ids(model)
+    transition = transition_ids(model)
     for name in () if transition else ("transition_learning_rate", "transition_weight_decay"):
         if value := getattr(config, name):
             got = f"{value}, for a model without parameters that make a state transition"
@@ -186,7 +186,7 @@ def _fitting_patterns(names: list[str], config: OptimizerConfig) -> dict[str, st
     return found
 
 
-def _transition_parameter_ids(model: nn.Module) -> set[int]:
+def transition_ids(model: nn.Module) -> set[int]:
     """Collect the `id` of every parameter that a submodule names in `transition_parameters()`."""
     own = {id(parameter) for parameter in model.parameters()}
     found: set[int] = set()

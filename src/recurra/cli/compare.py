@@ -1,0 +1,412 @@
+"""`recurra compare`: a sweep of a recipe over mixers and seeds, or finished runs, and one table of the mixers."""
+
+import csv
+import io
+import json
+import statistics
+import warnings
+from argparse import Namespace
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from recurra.analysis.cost import measured_cost
+from recurra.analysis.plots.curves import metric_curves
+from recurra.analysis.plots.figure import save
+from recurra.checks import require, sentence
+from recurra.cli.sweep import SweptRun, as_settings, as_words, train_with
+from recurra.mixers.base import mixer_options
+from recurra.models.registry import on_meta
+from recurra.train._figures import require_different_names
+from recurra.train._process import keep_large_blocks
+from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
+from recurra.train.metrics import read_metrics
+from recurra.train.optimizer import parameter_groups, transition_ids
+from recurra.train.recipe import load_recipe
+from recurra.train.run import Run, default_run_folder, open_run
+from recurra.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class MixerRow:
+    """A row of the table: a mixer, what its model costs, and the scores of the seeds whose runs did not diverge."""
+
+    mixer: str
+    d_model: int
+    parameters: int
+    flops_per_token: float
+    tokens_per_second: float | None
+    state_bytes: int
+    ms_per_step: float
+    monitor: str
+    scores: Sequence[float]
+    n_runs: int
+
+    @property
+    def mean(self) -> float | None:
+        """The mean score; None if all runs diverged."""
+        return statistics.fmean(self.scores) if self.scores else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the scores (over n - 1); None for fewer than two."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+
+    def as_plain(self) -> dict[str, Any]:
+        """Convert to what JSON and CSV hold."""
+        return asdict(self) | {"mean": self.mean, "deviation": self.deviation}
+
+
+_Group = list[tuple[Run, SweptRun]]
+"""Runs that differ only in their seeds."""
+
+
+def compare(arguments: Namespace) -> int:
+    keep_large_blocks()
+    progress = Console(stderr=True, markup=False, highlight=False)
+    if arguments.mixers:
+        usual = default_run_folder(arguments.places[0])
+        folder = arguments.runs or usual.with_name(f"{usual.name}-compare")
+        runs = _train_all(arguments, folder, progress)
+    else:
+        places = arguments.places or sorted(file.parent for file in arguments.runs.glob("*/config.yaml"))
+        require(len(places) > 0, "--runs", str(arguments.runs), "a folder with the folders of finished runs")
+        folder = arguments.runs or Path(places[0]).parent
+        runs = [_finished(RunFolder(place)) for place in places]
+    groups = _grouped(runs)
+    _note_differences([group[0][0] for group in groups.values()], progress)
+    rows = best_first([_row(name, group) for name, group in groups.items()])
+    print_table(rows, arguments.style, folder.name)
+    for file in _draw({row.mixer: groups[row.mixer] for row in rows}, rows[0].monitor, folder):
+        progress.print(str(file), soft_wrap=True)
+    return 0
+
+
+# --- runs: trained, or finished before ---
+
+
+def _train_all(arguments: Namespace, folder: Path, progress: Console) -> list[SweptRun]:
+    (recipe,), fixed, mixers = arguments.places, as_settings(arguments.overrides), arguments.mixers
+    for mixer in mixers:
+        mixer_options(mixer)  # names what is near an unknown one
+    first = load_recipe(recipe, as_words(fixed, {"model.mixer": mixers[0]}))  # refuses models without mixers
+    sizes = first.sizes(first.build_data())
+    settings = [{"model.mixer": mixer} for mixer in mixers]
+    if arguments.equal:
+        settings = [values | _equal_width(recipe, fixed, values, sizes, progress) for values in settings]
+    without = [_without_transition(recipe, fixed, values, sizes, progress) for values in settings]
+    n_seeds = arguments.seeds or 3
+    runs: list[SweptRun] = []
+    for seed in map(str, range(n_seeds)):
+        for values, unused in zip(settings, without):
+            progress.print(f"run {len(runs) + 1} of {n_seeds * len(mixers)}: {values['model.mixer']}, seed {seed}")
+            values = {**values, "training.seed": seed}
+            runs.append(train_with(recipe, folder, values, {**fixed, **unused}, progress))
+    return runs
+
+
+def _without_transition(
+    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], sizes: Any, progress: Console
+) -> dict[str, str]:
+    """Check before the first training that a mixer fits the recipe; set what its optimiser has for a state transition
+    back to the defaults if the mixer has none."""
+    experiment = load_recipe(recipe, as_words(fixed, values))
+    with on_meta():
+        model = experiment.model.build(sizes)
+    usual: dict[str, Any] = {"transition_learning_rate": None, "transition_weight_decay": 0.0}
+    has_some = bool(transition_ids(model))
+    unused = {name: off for name, off in usual.items() if getattr(experiment.optimizer, name) and not has_some}
+    for name in unused:
+        lacks = f"mixer {values['model.mixer']} has no parameters that make a state transition"
+        progress.print(f"note: {lacks}: optimizer.{name} is not used", soft_wrap=True)
+    parameter_groups(model, replace(experiment.optimizer, **unused))
+    return {f"optimizer.{name}": json.dumps(off) for name, off in unused.items()}
+
+
+def _equal_width(
+    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], sizes: Any, progress: Console
+) -> dict[str, str]:
+    """Set the width that gives a mixer's model about as many parameters as the recipe's own has; {} for the same."""
+    own = load_recipe(recipe, as_words(fixed)).model
+    target = _n_parameters(own, sizes)
+
+    @cache
+    def parameters(width: int) -> int | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of options that a mixer lacks, for every width
+                words = as_words(fixed, values, {"model.d_model": str(width)})
+                return _n_parameters(load_recipe(recipe, words).model, sizes)
+        except (TypeError, ValueError):  # the heads do not divide it
+            return None
+
+    unit = next(unit for unit in (8, 4, 2, 1) if own.d_model >= 16 * unit or unit == 1)
+    width = own.d_model
+    if own.mixer != values["model.mixer"]:
+        width = closest_width(parameters, target, unit, own.d_model)
+    if abs(ratio := (parameters(width) or target) / target - 1) > _EQUAL:
+        apart = f"note: the closest width of mixer {values['model.mixer']}, {width}"
+        progress.print(f"{apart}, gives it {ratio:+.0%} parameters", soft_wrap=True)
+    return {} if width == own.d_model else {"model.d_model": str(width)}
+
+
+_EQUAL = 0.05
+"""How far numbers of parameters that are to be equal may be apart before a note says so."""
+
+
+def closest_width(parameters: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
+    """Find the multiple of `unit` whose number of parameters, which grows with the width, is closest to `target`.
+
+    parameters: of a width; None where no model can be made. start: a width from which on to look. Of two that are
+    equally close, the narrower one is taken.
+    """
+
+    @cache
+    def from_on(n: int) -> tuple[int, int]:
+        for width in range(n * unit, (n + _MOST_REFUSED) * unit, unit):
+            if (number := parameters(width)) is not None:
+                return width, number
+        raise ValueError(sentence("model.d_model", f"{n * unit} and above, refused", "a width that the mixer allows"))
+
+    high = start // unit
+    while from_on(high)[1] < target:
+        high *= 2
+    least = bisect_left(range(1, high), True, key=lambda n: from_on(n)[1] >= target) + 1
+    near = [from_on(least)]
+    below = ((n * unit, parameters(n * unit)) for n in range(least - 1, 0, -1))
+    near += [(width, number) for width, number in below if number is not None][:1]
+    return min(near, key=lambda one: (abs(one[1] - target), one[0]))[0]
+
+
+_MOST_REFUSED = 128
+"""Widths in a row that a mixer may refuse."""
+
+
+def _n_parameters(config: Any, sizes: Any) -> int:
+    with on_meta():
+        return sum(parameter.numel() for parameter in config.build(sizes).parameters())
+
+
+def _finished(folder: RunFolder) -> SweptRun:
+    folder.require_run()
+    summary = folder.read_summary() if folder.summary.is_file() else {}
+    best = summary.get("finished") and summary["validation"].get("best")
+    if not best:
+        hint = f"train it to its end with `recurra train --resume {folder.path}`"
+        got = f"{folder.path}, which is not finished or was not validated"
+        raise ValueError(sentence("run", got, "a finished run", hint))
+    return SweptRun(folder.path, {}, best)
+
+
+_HOUSEKEEPING = (RESUMABLE | {"training.seed"}) - {
+    *("data.path", "training.epochs", "training.max_steps", "training.patience", "training.stop_at")
+}
+"""Settings that do not make a comparison unfair."""
+
+
+def _grouped(runs: Sequence[SweptRun]) -> dict[str, _Group]:
+    """Put runs together that differ only in their seeds, by the name of the mixer, or of a folder if that repeats."""
+    groups: dict[str, _Group] = {}
+    for one in runs:
+        run = open_run(one.folder)
+        require(run.task.unit == "tokens", f"run {one.folder}", run.experiment.experiment, "one that reads tokens")
+        settings = {key: value for key, value in flat(to_plain(run.experiment)) if key not in _HOUSEKEEPING}
+        groups.setdefault(json.dumps(settings, sort_keys=True), []).append((run, one))
+    names = [_mixer_of(group[0][0]) for group in groups.values()]
+    alike = [group[0][0] for name, group in zip(names, groups.values()) if names.count(name) > 1]
+    require_different_names(alike)
+    for name, group in zip(names, groups.values()):
+        seeds = [run.experiment.training.seed for run, _ in group]
+        differ = len(set(seeds)) == len(seeds)
+        require(differ, f"training.seed of the runs of {name}", seeds, "another seed for each run")
+    return {group[0][0].name if group[0][0] in alike else name: group for name, group in zip(names, groups.values())}
+
+
+def _mixer_of(run: Run) -> str:
+    mixer = getattr(run.experiment.model, "mixer", run.experiment.experiment)
+    return mixer if isinstance(mixer, str) else "+".join(dict.fromkeys(mixer))
+
+
+def _note_differences(runs: Sequence[Run], progress: Console) -> None:
+    """Refuse to compare scores of different kinds, and say in what more than their models runs differ."""
+    first, found = runs[0], set()
+    for run in runs[1:]:
+        for what, other, expected in (
+            ("task", type(run.task).__name__, type(first.task).__name__),
+            ("training.monitor", run.experiment.training.monitor, first.experiment.training.monitor),
+        ):
+            require(other == expected, f"{what} of {run.folder.path}", other, f"{expected}, as in {first.folder.path}")
+        found |= differences(to_plain(first.experiment), to_plain(run.experiment)).keys() - _HOUSEKEEPING
+    if unfair := sorted(key for key in found if key != "experiment" and not key.startswith("model.")):
+        progress.print(f"note: the runs differ in more than their models: {', '.join(unfair)}", soft_wrap=True)
+
+
+# --- numbers ---
+
+
+def _row(name: str, group: _Group) -> MixerRow:
+    run = group[0][0]
+    sizes, monitor = run.sizes(), run.experiment.training.monitor
+    with on_meta():
+        model = run.experiment.model.build(sizes)
+    length = _sequence_length(run)
+    cost = measured_cost(model, length)
+    over = [(other, one.scores[monitor]) for other, one in group if one.scores]
+    speeds = [other.folder.read_summary()["tokens_per_second"] for other, _ in over]
+    return MixerRow(
+        mixer=name,
+        d_model=run.experiment.model.d_model,
+        parameters=cost.parameters,
+        flops_per_token=(cost.block_flops + cost.vocabulary_flops) / length,
+        tokens_per_second=statistics.fmean(filter(None, speeds)) if any(speeds) else None,
+        state_bytes=cost.state_bytes,
+        ms_per_step=_ms_per_step(run.experiment.model.build(sizes).eval()),
+        monitor=monitor,
+        scores=[score for _, score in over],
+        n_runs=len(group),
+    )
+
+
+def _sequence_length(run: Run) -> int:
+    try:
+        return run.task.n_steps(run.experiment)
+    except ValueError:  # a generated task
+        return int(run.data.source("train").batch(0, 0).inputs.shape[1])
+
+
+_WARM_UP, _MEASURED = 10, 100
+"""Steps."""
+
+
+def _ms_per_step(model: nn.Module) -> float:
+    """Measure the median time of a step of one token on the CPU, batch 1; it does not depend on the weights."""
+    token, state, times = torch.zeros(1, 1, dtype=torch.int64), None, []
+    with torch.inference_mode():
+        for _ in range(_WARM_UP + _MEASURED):
+            start = perf_counter()
+            _, state = model(token, state)
+            times.append(perf_counter() - start)
+    return 1000 * statistics.median(times[_WARM_UP:])
+
+
+# --- the table and the figure ---
+
+
+def best_first(rows: Sequence[MixerRow]) -> list[MixerRow]:
+    """Sort by the mean score; mixers whose runs all diverged come last."""
+
+    def rank(row: MixerRow) -> tuple[bool, float]:
+        mean = row.mean or 0.0
+        return not row.scores, mean if row.monitor == "loss" else -mean
+
+    return sorted(rows, key=rank)
+
+
+def print_table(rows: Sequence[MixerRow], style: str | None, title: str) -> None:
+    """Print rows on the standard output: json and csv in full, latex and a terminal's table rounded."""
+    if style == "json":
+        print(json.dumps([row.as_plain() for row in rows], indent=2))
+    elif style == "csv":
+        print(_as_csv(rows), end="")
+    elif style == "latex":
+        print(_as_latex(rows))
+    else:
+        Console(markup=False, highlight=False).print(_as_table(rows, title))
+
+
+def _headings(monitor: str) -> list[str]:
+    return ["mixer", "params", "FLOPs/token", "tokens/s", "state bytes", "ms/step", "runs", f"validation {monitor}"]
+
+
+def _cells(row: MixerRow) -> list[str]:
+    speed = "-" if row.tokens_per_second is None else _short(row.tokens_per_second)
+    runs = str(row.n_runs) if len(row.scores) == row.n_runs else f"{len(row.scores)}/{row.n_runs}"
+    spread = "" if row.deviation is None else f" ± {row.deviation:.4f}"
+    score = "diverged" if row.mean is None else f"{row.mean:.4f}{spread}"
+    numbers = [_short(row.parameters), _short(row.flops_per_token), speed, _short(row.state_bytes)]
+    return [row.mixer, *numbers, f"{row.ms_per_step:.2f}", runs, score]
+
+
+def _short(number: float) -> str:
+    """Write three digits: 950, 1.23k, 45.6M."""
+    unit, units = "", iter("kMGT")
+    while float(f"{number:.3g}") >= 1000:
+        number, unit = number / 1000, next(units)
+    return f"{number:#.3g}".rstrip(".") + unit if unit else f"{number:.0f}"
+
+
+def _as_table(rows: Sequence[MixerRow], title: str) -> Table:
+    caption = (
+        "runs: finished of all, without those that diverged"
+        if any(len(row.scores) < row.n_runs for row in rows)
+        else None
+    )
+    table = Table(
+        title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    first, *others = (heading.replace("/", "/\n").replace(" ", "\n") for heading in _headings(rows[0].monitor))
+    table.add_column(first, overflow="fold")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _as_csv(rows: Sequence[MixerRow]) -> str:
+    plain = [{**row.as_plain(), "scores": " ".join(map(str, row.scores))} for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*plain[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    return text.getvalue()
+
+
+_IN_LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "±": r"$\pm$"})
+
+
+def _as_latex(rows: Sequence[MixerRow]) -> str:
+    """Write a table for LaTeX, with the rules of the package booktabs."""
+    headings, *others = (
+        " & ".join(cell.translate(_IN_LATEX) for cell in cells) + r" \\"
+        for cells in (_headings(rows[0].monitor), *map(_cells, rows))
+    )
+    rules = [
+        r"\begin{tabular}{lrrrrrrr}",
+        r"\toprule",
+        headings,
+        r"\midrule",
+        *others,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(rules)
+
+
+def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path) -> list[Path]:
+    """Draw FOLDER/compare: the validation score of each mixer over the steps, as the mean of its runs."""
+    column = f"valid_{monitor}"
+    logs = {
+        name: [read_metrics(run.folder.metrics) for run, one in group if one.scores] for name, group in groups.items()
+    }
+    curves = {name: curve for name, of_runs in logs.items() if (curve := mean_curve(of_runs, column))}
+    if not curves:
+        return []
+    return save(metric_curves(curves, {f"validation {monitor}": [column]}), folder, "compare")
+
+
+def mean_curve(logs: Sequence[Sequence[Mapping[str, Any]]], column: str) -> list[dict[str, float]]:
+    """Average a column of several logs at the steps at which all of them have it."""
+    curves = [{record["step"]: record[column] for record in log if record.get(column) is not None} for log in logs]
+    steps = sorted(set.intersection(*map(set, curves))) if curves else []
+    return [{"step": step, column: statistics.fmean(curve[step] for curve in curves)} for step in steps]
