@@ -61,6 +61,16 @@ def test_time_scales_biases_and_skips_do_not_decay(mixer, names):
     assert rules[weight][1] == 0.1
 
 
+@pytest.mark.parametrize("setting", ["transition_learning_rate", "transition_weight_decay"])
+def test_settings_of_a_transition_that_a_model_lacks_are_said_and_not_used(setting):
+    """So that a recipe for a GateLoop trains a GRU, too."""
+    model = torch.nn.Linear(3, 3)
+    with pytest.warns(UserWarning, match=f"optimizer.{setting} is not used: the model has no parameters that make"):
+        groups = parameter_groups(model, OptimizerConfig(learning_rate=0.1, **{setting: 0.02}))
+    assert {group["lr"] for group in groups} == {0.1}
+    assert groups[0]["weight_decay"] == OptimizerConfig().weight_decay
+
+
 @pytest.mark.parametrize("name", ["mamba", "s4d", "h3"])
 def test_without_gradients_the_transition_keeps_its_values(name):
     mixer = create_mixer(name, 4)

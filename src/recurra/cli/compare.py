@@ -8,7 +8,7 @@ import warnings
 from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -31,7 +31,7 @@ from recurra.train._figures import require_different_names
 from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
-from recurra.train.optimizer import parameter_groups, transition_ids
+from recurra.train.optimizer import parameter_groups
 from recurra.train.recipe import load_recipe
 from recurra.train.run import Run, default_run_folder, open_run
 from recurra.train.run_folder import RunFolder
@@ -104,33 +104,23 @@ def _train_all(arguments: Namespace, folder: Path, progress: Console) -> list[Sw
     settings = [{"model.mixer": mixer} for mixer in mixers]
     if arguments.equal:
         settings = [values | _equal_width(recipe, fixed, values, sizes, progress) for values in settings]
-    without = [_without_transition(recipe, fixed, values, sizes, progress) for values in settings]
+    for values in settings:
+        _require_fit(recipe, fixed, values, sizes)
     n_seeds = arguments.seeds or 3
     runs: list[SweptRun] = []
     for seed in map(str, range(n_seeds)):
-        for values, unused in zip(settings, without):
+        for values in settings:
             progress.print(f"run {len(runs) + 1} of {n_seeds * len(mixers)}: {values['model.mixer']}, seed {seed}")
             values = {**values, "training.seed": seed}
-            runs.append(train_with(recipe, folder, values, {**fixed, **unused}, progress))
+            runs.append(train_with(recipe, folder, values, fixed, progress))
     return runs
 
 
-def _without_transition(
-    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], sizes: Any, progress: Console
-) -> dict[str, str]:
-    """Check before the first training that a mixer fits the recipe; set what its optimiser has for a state transition
-    back to the defaults if the mixer has none."""
+def _require_fit(recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], sizes: Any) -> None:
+    """Find out before the first training whether a mixer fits the recipe."""
     experiment = load_recipe(recipe, as_words(fixed, values))
     with on_meta():
-        model = experiment.model.build(sizes)
-    usual: dict[str, Any] = {"transition_learning_rate": None, "transition_weight_decay": 0.0}
-    has_some = bool(transition_ids(model))
-    unused = {name: off for name, off in usual.items() if getattr(experiment.optimizer, name) and not has_some}
-    for name in unused:
-        lacks = f"mixer {values['model.mixer']} has no parameters that make a state transition"
-        progress.print(f"note: {lacks}: optimizer.{name} is not used", soft_wrap=True)
-    parameter_groups(model, replace(experiment.optimizer, **unused))
-    return {f"optimizer.{name}": json.dumps(off) for name, off in unused.items()}
+        parameter_groups(experiment.model.build(sizes), experiment.optimizer)
 
 
 def _equal_width(

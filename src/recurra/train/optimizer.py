@@ -1,6 +1,7 @@
 """Optimisers over parameter groups that follow from rules, the learning rate over time, and averaged weights."""
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from recurra.checks import sentence
 from recurra.train._muon import matrix_ids
+from recurra.train._process import is_first_launched
 from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerConfig, ScheduleConfig, optimizer_factory
 
 
@@ -131,13 +133,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     `orthogonal`. Tied parameters count once, under their first name.
 
     Raises:
-        ValueError: a setting fits no parameter, or a module names one that the model does not have.
+        ValueError: a pattern fits no parameter, or a module names one that the model does not have.
     """
-    transition = transition_ids(model)
+    transition = _transition_parameter_ids(model)
     for name in () if transition else ("transition_learning_rate", "transition_weight_decay"):
-        if value := getattr(config, name):
-            got = f"{value}, for a model without parameters that make a state transition"
-            raise ValueError(sentence(f"optimizer.{name}", got, "none"))
+        if getattr(config, name) and is_first_launched():
+            lacks = "the model has no parameters that make a state transition"
+            warnings.warn(f"optimizer.{name} is not used: {lacks}", stacklevel=1)
     muon = config.algorithm == "muon"
     matrices = matrix_ids(model) - transition if muon else set()
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -186,7 +188,7 @@ def _fitting_patterns(names: list[str], config: OptimizerConfig) -> dict[str, st
     return found
 
 
-def transition_ids(model: nn.Module) -> set[int]:
+def _transition_parameter_ids(model: nn.Module) -> set[int]:
     """Collect the `id` of every parameter that a submodule names in `transition_parameters()`."""
     own = {id(parameter) for parameter in model.parameters()}
     found: set[int] = set()
