@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from recurra import open_run
-from recurra.cli.arguments import split_overrides
+from recurra.cli._arguments import split_overrides
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.train.evaluate import evaluate
 

@@ -24,7 +24,7 @@ from benchmarks.faults.kinds import SENTENCES, TEXT_RECIPE, read_shards, train
 from benchmarks.faults.outcomes import same
 from benchmarks.faults.weights import content_of, small_mamba, small_model
 from recurra import convert
-from recurra.cli import parsers
+from recurra.cli import _parsers
 from recurra.cli.sweep import sweep
 from recurra.convert import huggingface
 from recurra.convert.export import onnx_file
@@ -243,7 +243,7 @@ def _sweep(work: Path) -> Writer:
 
     def write(place: Path, version: int) -> None:
         if version:
-            sweep(parsers.sweep([*words, str(place)]))
+            sweep(_parsers.sweep([*words, str(place)]))
 
     def read(place: Path) -> Any:
         runs = [CheckpointFolder(RunFolder(place / f"seed={seed}").checkpoints) for seed in (0, 1)]

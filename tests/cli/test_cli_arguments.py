@@ -5,7 +5,7 @@ from dataclasses import fields
 from tests.processes import in_new_interpreter
 
 from recurra._choices import PUBLISHED_CLASSES, RECIPE_KEYS, VOCABULARY_KINDS
-from recurra.cli.arguments import split_overrides
+from recurra.cli._arguments import split_overrides
 from recurra.convert.published.folder import ARCHITECTURES
 from recurra.data.corpus import ENCODERS
 from recurra.train.experiment import Experiment

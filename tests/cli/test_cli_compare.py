@@ -13,12 +13,12 @@ from rich.console import Console
 from tests.cli.conftest import failure
 
 from recurra.cli import compare, main, sweep
-from recurra.cli.compare import MixerRow
+from recurra.cli.compare import _MixerRow
 from recurra.cli.sweep import SweptRun
 from recurra.train.recipe import load_recipe, to_yaml
 from recurra.train.run_folder import RunFolder
 
-ROW = MixerRow(
+ROW = _MixerRow(
     mixer="gru",
     d_model=64,
     parameters=1_234_567,
@@ -107,7 +107,7 @@ def test_a_width_gives_another_mixer_as_many_parameters(recipe, trained, capsys)
 
 
 def test_widths_that_come_not_close_are_said(recipe, trained, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "closest_width", lambda parameters, target, unit, start: 16)
+    monkeypatch.setattr(compare, "_closest_width", lambda parameters, target, unit, start: 16)
     with pytest.raises(SystemExit):
         main(["compare", recipe, "--mixers", "gru", "--equal", "parameters"])
     said = capsys.readouterr().err.splitlines()[0]
@@ -127,23 +127,23 @@ def test_the_closest_width_is_one_that_the_mixer_allows():
     def parameters(width):
         return None if width % 12 else 10 * width
 
-    assert [compare.closest_width(parameters, 250, 4, start) for start in (4, 24, 400)] == [24] * 3
-    assert [compare.closest_width(parameters, 310, 4, start) for start in (4, 24, 400)] == [36] * 3
-    assert [compare.closest_width(parameters, 300, 4, start) for start in (4, 24, 400)] == [24] * 3
-    assert [compare.closest_width(parameters, 1, 4, start) for start in (4, 24, 400)] == [12] * 3
+    assert [compare._closest_width(parameters, 250, 4, start) for start in (4, 24, 400)] == [24] * 3
+    assert [compare._closest_width(parameters, 310, 4, start) for start in (4, 24, 400)] == [36] * 3
+    assert [compare._closest_width(parameters, 300, 4, start) for start in (4, 24, 400)] == [24] * 3
+    assert [compare._closest_width(parameters, 1, 4, start) for start in (4, 24, 400)] == [12] * 3
     with pytest.raises(ValueError, match=r"model\.d_model is 4 and above, refused; expected a width that the mixer"):
-        compare.closest_width(lambda width: None, 5, 4, 4)
+        compare._closest_width(lambda width: None, 5, 4, 4)
 
 
 def test_the_best_mixer_comes_first_and_those_that_diverged_last():
-    assert [row.mixer for row in compare.best_first([*OTHERS, ROW])] == ["s5", "gru", "gateloop-attention", "lost"]
+    assert [row.mixer for row in compare._best_first([*OTHERS, ROW])] == ["s5", "gru", "gateloop-attention", "lost"]
     by_accuracy = [replace(row, monitor="accuracy") for row in (*OTHERS, ROW)]
-    assert [row.mixer for row in compare.best_first(by_accuracy)] == ["gateloop-attention", "gru", "s5", "lost"]
+    assert [row.mixer for row in compare._best_first(by_accuracy)] == ["gateloop-attention", "gru", "s5", "lost"]
 
 
 def test_the_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    compare.print_table([ROW, *OTHERS], None, "some-recipe-compare")
+    compare._print_table([ROW, *OTHERS], None, "some-recipe-compare")
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     lines = [line.split() for line in printed.splitlines()]
@@ -156,7 +156,7 @@ def test_the_table_fits_80_columns(monkeypatch, capsys):
 
 
 def test_the_table_for_latex_escapes_its_cells(capsys):
-    compare.print_table([replace(ROW, mixer="my_gru & 5%")], "latex", "")
+    compare._print_table([replace(ROW, mixer="my_gru & 5%")], "latex", "")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == r"\begin{tabular}{lrrrrrrr}"
     assert printed[4] == r"my\_gru \& 5\% & 1.23M & 1.00k & 84.2k & 950 & 12.35 & 3 & 1.5000 $\pm$ 0.2500 \\"
@@ -164,7 +164,7 @@ def test_the_table_for_latex_escapes_its_cells(capsys):
 
 
 def test_the_table_as_csv_has_all_numbers(capsys):
-    compare.print_table([ROW, OTHERS[-1]], "csv", "")
+    compare._print_table([ROW, OTHERS[-1]], "csv", "")
     first, last = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (first["parameters"], first["scores"], first["mean"]) == ("1234567", "1.5 1.25 1.75", "1.5")
     assert (last["scores"], last["mean"], last["deviation"]) == ("", "", "")
@@ -175,8 +175,8 @@ def test_curves_are_averaged_where_all_runs_have_a_score():
         [{"step": 1, "a": 1.0}, {"step": 2, "b": 5.0, "a": None}, {"step": 3, "a": 3.0}],
         [{"step": 1, "a": 2.0}, {"step": 2, "a": 2.0}, {"step": 3, "a": 4.0}, {"step": 4, "a": 0.0}],
     ]
-    assert compare.mean_curve(logs, "a") == [{"step": 1, "a": 1.5}, {"step": 3, "a": 3.5}]
-    assert compare.mean_curve([], "a") == []
+    assert compare._mean_curve(logs, "a") == [{"step": 1, "a": 1.5}, {"step": 3, "a": 3.5}]
+    assert compare._mean_curve([], "a") == []
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.processes import Program
 
 from recurra import open_run
-from recurra.cli import main, parsers
+from recurra.cli import _parsers, main
 from recurra.cli.serve import _settings
 from recurra.serve._app import _loaded
 from recurra.streams.sampling import SamplingConfig
@@ -84,7 +84,7 @@ def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
     monkeypatch.setenv("RECURRA_API_KEY", "third-key-0123")
     words = [str(run), "--api-key-file", str(tmp_path / "keys"), "--host", "0.0.0.0", "--prefix-cache-bytes", "7"]
     words += ["--max-connections", "99", "--header-seconds", "2.5", "--body-seconds", "5"]
-    made = _settings(parsers.serve(words))
+    made = _settings(_parsers.serve(words))
     assert made.prefix_cache_bytes == 7
     assert (made.max_connections, made.header_seconds, made.body_seconds) == (99, 2.5, 5)
     assert made.api_keys == ("third-key-0123", "first-key-0123", "second-key-0123")
@@ -98,7 +98,7 @@ def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
 def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path, content, said):
     (tmp_path / "keys").write_text(content)
     with pytest.raises(ValueError, match=rf"^--api-key-file is .*, {said}; expected"):
-        _settings(parsers.serve([str(run), "--api-key-file", str(tmp_path / "keys")]))
+        _settings(_parsers.serve([str(run), "--api-key-file", str(tmp_path / "keys")]))
 
 
 def test_models_are_loaded_in_a_thread_that_has_ended(models):

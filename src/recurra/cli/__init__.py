@@ -12,27 +12,27 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from recurra import __version__
-from recurra.cli import parsers
-from recurra.cli.arguments import unknown
+from recurra.cli import _parsers
+from recurra.cli._arguments import unknown
 
 COMMANDS = {
-    "prepare": (parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
-    "train": (parsers.train, "train:train", "train a recipe, or resume a run"),
-    "sweep": (parsers.sweep, "sweep:sweep", "train a recipe with many values, and compare the runs"),
-    "compare": (parsers.compare, "compare:compare", "train a recipe with several mixers, and print one table"),
-    "eval": (parsers.evaluate, "evaluate:evaluate", "score a trained run on a split"),
-    "generate": (parsers.generate, "generate:generate", "continue a text with a trained run"),
-    "serve": (parsers.serve, "serve:serve", "serve trained runs over HTTP, and a page to look into them"),
-    "explore": (parsers.explore, "serve:explore", "look into runs in the browser: surprise, gates, forks, a game"),
-    "classify": (parsers.classify, "classify:classify", "classify videos segment by segment with a video run"),
-    "export": (parsers.export, "export:export", "write a run in a format that other programs load"),
-    "convert": (parsers.convert, "export:convert", "convert between runs, folders for transformers and single files"),
-    "plot": (parsers.plot, "figures:plot", "draw the figures of one or more runs"),
-    "recipes": (parsers.recipes, "train:recipes", "list the recipes that come with Recurra, or print one"),
-    "cost": (parsers.cost, "figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
-    "gradients": (parsers.gradients, "figures:gradients", "measure gradients between segments and their bound"),
-    "demo": (parsers.demo, "demo:demo", "train two small models and compare them"),
-    "info": (parsers.info, "info:info", "show versions, backends, mixers and models"),
+    "prepare": (_parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
+    "train": (_parsers.train, "train:train", "train a recipe, or resume a run"),
+    "sweep": (_parsers.sweep, "sweep:sweep", "train a recipe with many values, and compare the runs"),
+    "compare": (_parsers.compare, "compare:compare", "train a recipe with several mixers, and print one table"),
+    "eval": (_parsers.evaluate, "evaluate:evaluate", "score a trained run on a split"),
+    "generate": (_parsers.generate, "generate:generate", "continue a text with a trained run"),
+    "serve": (_parsers.serve, "serve:serve", "serve trained runs over HTTP, and a page to look into them"),
+    "explore": (_parsers.explore, "serve:explore", "look into runs in the browser: surprise, gates, forks, a game"),
+    "classify": (_parsers.classify, "classify:classify", "classify videos segment by segment with a video run"),
+    "export": (_parsers.export, "export:export", "write a run in a format that other programs load"),
+    "convert": (_parsers.convert, "export:convert", "convert between runs, folders for transformers and single files"),
+    "plot": (_parsers.plot, "figures:plot", "draw the figures of one or more runs"),
+    "recipes": (_parsers.recipes, "train:recipes", "list the recipes that come with Recurra, or print one"),
+    "cost": (_parsers.cost, "figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
+    "gradients": (_parsers.gradients, "figures:gradients", "measure gradients between segments and their bound"),
+    "demo": (_parsers.demo, "demo:demo", "train two small models and compare them"),
+    "info": (_parsers.info, "info:info", "show versions, backends, mixers and models"),
 }
 """What parses the arguments of each command, the module and function that take them, and what it does."""
 

@@ -38,7 +38,7 @@ from recurra.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class MixerRow:
+class _MixerRow:
     """A row of the table: a mixer, what its model costs, and the scores of the seeds whose runs did not diverge."""
 
     mixer: str
@@ -85,8 +85,8 @@ def compare(arguments: Namespace) -> int:
         runs = [_finished(RunFolder(place)) for place in places]
     groups = _grouped(runs)
     _note_differences([group[0][0] for group in groups.values()], progress)
-    rows = best_first([_row(name, group) for name, group in groups.items()])
-    print_table(rows, arguments.style, folder.name)
+    rows = _best_first([_row(name, group) for name, group in groups.items()])
+    _print_table(rows, arguments.style, folder.name)
     for file in _draw({row.mixer: groups[row.mixer] for row in rows}, rows[0].monitor, folder):
         progress.print(str(file), soft_wrap=True)
     return 0
@@ -143,7 +143,7 @@ def _equal_width(
     unit = next(unit for unit in (8, 4, 2, 1) if own.d_model >= 16 * unit or unit == 1)
     width = own.d_model
     if own.mixer != values["model.mixer"]:
-        width = closest_width(parameters, target, unit, own.d_model)
+        width = _closest_width(parameters, target, unit, own.d_model)
     if abs(ratio := (parameters(width) or target) / target - 1) > _EQUAL:
         apart = f"note: the closest width of mixer {values['model.mixer']}, {width}"
         progress.print(f"{apart}, gives it {ratio:+.0%} parameters", soft_wrap=True)
@@ -154,7 +154,7 @@ _EQUAL = 0.05
 """How far numbers of parameters that are to be equal may be apart before a note says so."""
 
 
-def closest_width(parameters: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
+def _closest_width(parameters: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
     """Find the multiple of `unit` whose number of parameters, which grows with the width, is closest to `target`.
 
     parameters: of a width; None where no model can be made. start: a width from which on to look. Of two that are
@@ -244,7 +244,7 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
 # --- numbers ---
 
 
-def _row(name: str, group: _Group) -> MixerRow:
+def _row(name: str, group: _Group) -> _MixerRow:
     run = group[0][0]
     sizes, monitor = run.sizes(), run.experiment.training.monitor
     with on_meta():
@@ -253,7 +253,7 @@ def _row(name: str, group: _Group) -> MixerRow:
     cost = measured_cost(model, length)
     over = [(other, one.scores[monitor]) for other, one in group if one.scores]
     speeds = [other.folder.read_summary()["tokens_per_second"] for other, _ in over]
-    return MixerRow(
+    return _MixerRow(
         mixer=name,
         d_model=run.experiment.model.d_model,
         parameters=cost.parameters,
@@ -292,17 +292,17 @@ def _ms_per_step(model: nn.Module) -> float:
 # --- the table and the figure ---
 
 
-def best_first(rows: Sequence[MixerRow]) -> list[MixerRow]:
+def _best_first(rows: Sequence[_MixerRow]) -> list[_MixerRow]:
     """Sort by the mean score; mixers whose runs all diverged come last."""
 
-    def rank(row: MixerRow) -> tuple[bool, float]:
+    def rank(row: _MixerRow) -> tuple[bool, float]:
         mean = row.mean or 0.0
         return not row.scores, mean if row.monitor == "loss" else -mean
 
     return sorted(rows, key=rank)
 
 
-def print_table(rows: Sequence[MixerRow], style: str | None, title: str) -> None:
+def _print_table(rows: Sequence[_MixerRow], style: str | None, title: str) -> None:
     """Print rows on the standard output: json and csv in full, latex and a terminal's table rounded."""
     if style == "json":
         print(json.dumps([row.as_plain() for row in rows], indent=2))
@@ -318,7 +318,7 @@ def _headings(monitor: str) -> list[str]:
     return ["mixer", "params", "FLOPs/token", "tokens/s", "state bytes", "ms/step", "runs", f"validation {monitor}"]
 
 
-def _cells(row: MixerRow) -> list[str]:
+def _cells(row: _MixerRow) -> list[str]:
     speed = "-" if row.tokens_per_second is None else _short(row.tokens_per_second)
     runs = str(row.n_runs) if len(row.scores) == row.n_runs else f"{len(row.scores)}/{row.n_runs}"
     spread = "" if row.deviation is None else f" ± {row.deviation:.4f}"
@@ -335,7 +335,7 @@ def _short(number: float) -> str:
     return f"{number:#.3g}".rstrip(".") + unit if unit else f"{number:.0f}"
 
 
-def _as_table(rows: Sequence[MixerRow], title: str) -> Table:
+def _as_table(rows: Sequence[_MixerRow], title: str) -> Table:
     caption = (
         "runs: finished of all, without those that diverged"
         if any(len(row.scores) < row.n_runs for row in rows)
@@ -353,7 +353,7 @@ def _as_table(rows: Sequence[MixerRow], title: str) -> Table:
     return table
 
 
-def _as_csv(rows: Sequence[MixerRow]) -> str:
+def _as_csv(rows: Sequence[_MixerRow]) -> str:
     plain = [{**row.as_plain(), "scores": " ".join(map(str, row.scores))} for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*plain[0]], lineterminator="\n")
@@ -365,7 +365,7 @@ def _as_csv(rows: Sequence[MixerRow]) -> str:
 _IN_LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "±": r"$\pm$"})
 
 
-def _as_latex(rows: Sequence[MixerRow]) -> str:
+def _as_latex(rows: Sequence[_MixerRow]) -> str:
     """Write a table for LaTeX, with the rules of the package booktabs."""
     headings, *others = (
         " & ".join(cell.translate(_IN_LATEX) for cell in cells) + r" \\"
@@ -389,13 +389,13 @@ def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path) -> list[Path
     logs = {
         name: [read_metrics(run.folder.metrics) for run, one in group if one.scores] for name, group in groups.items()
     }
-    curves = {name: curve for name, of_runs in logs.items() if (curve := mean_curve(of_runs, column))}
+    curves = {name: curve for name, of_runs in logs.items() if (curve := _mean_curve(of_runs, column))}
     if not curves:
         return []
     return save(metric_curves(curves, {f"validation {monitor}": [column]}), folder, "compare")
 
 
-def mean_curve(logs: Sequence[Sequence[Mapping[str, Any]]], column: str) -> list[dict[str, float]]:
+def _mean_curve(logs: Sequence[Sequence[Mapping[str, Any]]], column: str) -> list[dict[str, float]]:
     """Average a column of several logs at the steps at which all of them have it."""
     curves = [{record["step"]: record[column] for record in log if record.get(column) is not None} for log in logs]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []

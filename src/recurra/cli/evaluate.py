@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra._choices import TEMPERATURES
-from recurra.cli.parsers import TRIED
+from recurra.cli._parsers import TRIED
 from recurra.train._process import chosen_device, keep_large_blocks
 from recurra.train.run import DETAILS, open_run, score_run, write_scores
 

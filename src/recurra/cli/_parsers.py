@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from recurra import _choices
-from recurra.cli.arguments import (
+from recurra.cli._arguments import (
     FILE,
     FOLDER,
     NUMBER,
