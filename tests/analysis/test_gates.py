@@ -3,9 +3,18 @@ import torch
 from torch import nn
 
 from recurra.analysis.gates import GateRecord, record_gates, reset_contrast
+from recurra.convert.export.programs import GatedModel, gate_layers, state_tensors, zero_state
+from recurra.mixers import GRUState, create_mixer, list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.shell import mixers_with_transition, transition_of
 
 VOCABULARY, WIDTH = 6, 8
+OPTIONS = {"mamba2": {"d_state": 4}, "mamba3": {"d_state": 8}, "mlstm": {"n_heads": 2}}
+WITHOUT_GATES = {
+    *("gated-attention", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves
+    *("linear-attention", "performer"),  # sums that keep everything
+    *("hyena", "rwkv4-channel-mixing"),  # a window
+}
 
 
 def make_model(*mixers: str, **options) -> LanguageModel:
@@ -19,7 +28,7 @@ def tokens():
 
 
 def test_records_what_each_layer_with_gates_applied(tokens):
-    model, inputs = make_model("gateloop", "gru", "gateloop").eval(), {}
+    model, inputs = make_model("gateloop", "hyena", "gateloop").eval(), {}
     for layer, block in enumerate(model.blocks):
         block.mixer.register_forward_hook(lambda _, given, __, layer=layer: inputs.update({layer: given[0]}))
     model(tokens)
@@ -46,7 +55,7 @@ def test_the_model_is_afterwards_as_before(tokens):
 
 def test_a_model_without_gates_is_refused(tokens):
     with pytest.raises(ValueError, match=r"model is one with the mixers .*; expected a mixer with a method transition"):
-        record_gates(make_model("gru", "gru"), tokens)
+        record_gates(make_model("hyena", "performer"), tokens)
     with pytest.raises(TypeError, match=r"model is an Embedding .*; expected one with blocks, each with a mixer"):
         record_gates(nn.Embedding(VOCABULARY, WIDTH), tokens)
 
@@ -74,13 +83,93 @@ def test_reset_contrast_needs_both_kinds_of_step(tokens, found):
         reset_contrast(record, reset_token=5)
 
 
-def test_a_piece_of_a_stream_has_the_transitions_of_the_whole():
-    """Mamba's come from a convolution, which looks back into the piece before."""
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_every_mixer_shows_its_gates_or_has_none(mixer):
+    """The gates of a stream are the same as a whole, from its middle on, and token by token as they are exported."""
+    model = make_model(mixer, mixer_options={mixer: OPTIONS.get(mixer, {})}).eval()
+    assert bool(mixers_with_transition(model)) == (mixer not in WITHOUT_GATES)
+    if mixer in WITHOUT_GATES:
+        return
+    tokens = torch.randint(VOCABULARY, (1, 7))
+    record = record_gates(model, tokens)
+    (magnitude,), (phase,) = record.magnitudes, record.phases
+    assert 0 <= magnitude.min() <= magnitude.max() <= 1
+    with torch.no_grad():
+        _, state = model(tokens[:, :3])
+    later = record_gates(model, tokens[:, 3:], state)
+    torch.testing.assert_close(later.magnitudes[0], magnitude[:, 3:])
+    torch.testing.assert_close(later.phases[0], phase[:, 3:])
+    if model.why_not_exportable():
+        return
+    assert [tuple(layer) for layer in gate_layers(model)] == [(0, magnitude.shape[-1])]
+    step, flat = GatedModel(model), zero_state(state_tensors(model), 1)
+    for number, token in enumerate(tokens.split(1, 1)):
+        with torch.no_grad():
+            _, now, turned, *flat = step(token, *flat)
+        torch.testing.assert_close(now, magnitude[:, number])
+        torch.testing.assert_close(turned, phase[:, number])
+
+
+def memory(state, field: str) -> torch.Tensor:
+    """What decays, without the stabiliser."""
+    values = getattr(state, field)
+    if "m" not in state._fields:
+        return values
+    return values * torch.exp(state.m).reshape(*state.m.shape, *(1,) * (values.dim() - state.m.dim()))
+
+
+@pytest.mark.parametrize("name", ["linear-rnn", "min-gru", "min-lstm", "mlstm", "rg-lru", "rwkv4", "slstm"])
+def test_a_gate_is_the_share_of_the_memory_that_a_step_keeps(name):
     torch.manual_seed(0)
-    model = LanguageModel(LanguageModelConfig(VOCABULARY, None, 2, WIDTH, 8, mixer=["gateloop", "mamba"])).double()
-    tokens = torch.randint(VOCABULARY, (2, 9))
-    whole = record_gates(model, tokens)
-    _, state = model(tokens[:, :5])
-    piece = record_gates(model, tokens[:, 5:], state)
-    for found, expected in zip(piece.magnitudes + piece.phases, whole.magnitudes + whole.phases):
-        torch.testing.assert_close(found, expected[:, 5:])
+    mixer, x = create_mixer(name, WIDTH, **OPTIONS.get(name, {})).double(), torch.randn(2, 4, WIDTH).double()
+    with torch.no_grad():
+        _, state = mixer(x[:, :3])
+        field = next(field for field in ("c", "a", "h") if field in state._fields)
+        changed = state._replace(**{field: 2 * getattr(state, field)})
+        kept = memory(mixer(x[:, 3:], changed)[1], field) - memory(mixer(x[:, 3:], state)[1], field)
+        magnitude, phase = transition_of(mixer, x[:, 3:], state)
+        magnitude = magnitude[:, 0].reshape(*magnitude.shape[::2], *(1,) * (kept.dim() - 2))
+    torch.testing.assert_close(kept, magnitude * memory(state, field), rtol=1e-6, atol=1e-9, check_dtype=False)
+    assert not phase.any()
+
+
+def test_a_gru_keeps_what_its_gate_shows():
+    torch.manual_seed(0)
+    mixer, x = create_mixer("gru", WIDTH), torch.randn(2, 4, WIDTH)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter[-WIDTH:] = 0  # the candidate: what is left of h_t is what was kept
+        h = 1 + mixer.initial_state(2).h
+        y, _ = mixer(x, GRUState(h))
+        magnitude, _ = transition_of(mixer, x, GRUState(h))
+    torch.testing.assert_close(y, magnitude * torch.cat([h[:, None], y[:, :-1]], 1))
+
+
+@pytest.mark.parametrize("name", ["delta-net", "gated-delta-net"])
+def test_the_gates_of_the_delta_rule_are_the_eigenvalues_of_its_transition(name):
+    torch.manual_seed(0)
+    options = {"d_qk": WIDTH, "d_v": WIDTH, "n_heads": 2, "negative_eigenvalues": True}
+    mixer, x = create_mixer(name, WIDTH, **options).double(), 9 * torch.randn(4, 1, WIDTH).double()
+    start = mixer.initial_state(4)
+    with torch.no_grad():
+        unit = start._replace(h=torch.eye(WIDTH // 2, dtype=x.dtype).expand(start.h.shape).clone())
+        eigenvalues = torch.linalg.eigvalsh(mixer(x, unit)[1].h - mixer(x, start)[1].h)
+        magnitude, phase = mixer.transition(x)
+        found = (magnitude * torch.cos(phase))[:, 0]
+    along = found[:, -2:]
+    torch.testing.assert_close(eigenvalues.amin(-1), along, rtol=1e-3, atol=1e-4)  # keys are not quite of length 1
+    torch.testing.assert_close(eigenvalues.amax(-1), found[:, :2] if len(found[0]) > 2 else torch.ones_like(along))
+    assert along.min() < 0
+
+
+def test_retention_decays_and_turns_as_its_gates_show():
+    mixer = create_mixer("retnet", WIDTH, n_heads=2)
+    start = mixer.initial_state(1)
+    with torch.no_grad():
+        state = start._replace(h=torch.randn_like(start.h))
+        x = torch.zeros(1, 1, WIDTH)
+        pairs = (one.h.mT.unflatten(-1, (-1, 2)).contiguous() for one in (state, mixer(x, state)[1]))
+        before, after = map(torch.view_as_complex, pairs)
+        magnitude, phase = transition_of(mixer, x)
+    a = torch.polar(magnitude, -phase)[0, 0].view(2, 1, -1)
+    torch.testing.assert_close(after, a * before)

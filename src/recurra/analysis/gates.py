@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.models.shell import mixers_with_transition
+from recurra.models.shell import mixers_with_transition, transition_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,8 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
 
     Args:
         model: a `LanguageModel`, or any module called as `model(tokens, state)` that has `blocks`, each with a `mixer`.
-            Mixers with a method `transition(x) -> (magnitude, phase)` are recorded.
+            Mixers with a method `transition(x) -> (magnitude, phase)` are recorded; those that set
+            `transition_looks_back` are called as `transition(x, state)`.
         tokens: the input, on the model's device.
         state: the state before the first step; None starts a stream.
 
@@ -97,10 +98,8 @@ def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:
 def _keep_transition(
     recorded: dict[int, tuple[Tensor, Tensor]], layer: int, mixer: nn.Module, arguments: tuple[Any, ...]
 ) -> None:
-    x, *state = arguments
-    looks_back = getattr(mixer, "transition_looks_back", False)
-    magnitude, phase = mixer.transition(x, *state) if looks_back else mixer.transition(x)  # type: ignore[operator]
-    recorded[layer] = (_copied(magnitude.float()), _copied(phase.float()))
+    magnitude, phase = transition_of(mixer, *arguments)
+    recorded[layer] = (_copied(magnitude), _copied(phase))
 
 
 def _copied(values: Tensor) -> Tensor:

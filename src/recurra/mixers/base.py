@@ -85,6 +85,10 @@ class Mixer(nn.Module, ABC):
     starts_from_none: ClassVar[bool] = False
     """Whether `mix` accepts None at the start of a stream, because it has a faster path from there."""
 
+    transition_looks_back: ClassVar[bool] = False
+    """Whether the mixer's `transition` also depends on earlier steps, so that it takes the state: `transition(x,
+    state)`, where None starts a stream."""
+
     is_linear_recurrence: ClassVar[bool] = False
     """Whether the state is only that of one linear recurrence, which `mix` computes through `recur`. Then
     `recurra.train.sequence_parallel.SequenceParallel` can compute all pieces of a sequence at the same time."""

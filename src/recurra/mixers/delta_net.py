@@ -1,5 +1,6 @@
 """DeltaNet: linear attention that replaces what it remembers of a key (Yang et al. 2024, arXiv 2406.06484)."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -77,10 +78,13 @@ class DeltaMixer(Mixer):
         heads = (self.n_qk_heads, self.n_qk_heads, self.n_heads)
         q, k, v = (at_least_float32(part).unflatten(-1, (n, -1)) for part, n in zip(parts, heads))
         q, k = (spread_over_heads(part, self.n_heads) for part in (q, k))
-        b = mask_fill(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask, 0)
+        b = mask_fill(self._rate(x), mask, 0)
         a = b.new_ones(()).expand(b.shape) if a is None else mask_fill(a, mask, 1)
         y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
         return self.norm(y).flatten(-2), DeltaNetState(h, inputs)
+
+    def _rate(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L H"]:
+        return self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x)))
 
 
 @register_mixer("delta-net")
@@ -112,6 +116,11 @@ class DeltaNet(DeltaMixer):
     ) -> None:
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
         super().__init__(d_model, d_qk, d_v, n_heads, kernel_size, negative_eigenvalues)
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
+        """Return the transition along the key, 1 - b_t, of every head; its phase is pi where it is negative."""
+        a = 1 - self._rate(x)
+        return a.abs(), math.pi * (a < 0)
 
     def mix(self, x: Tensor, state: DeltaNetState, mask: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         y, state = self.read(x, None, state, mask)

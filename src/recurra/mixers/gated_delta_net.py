@@ -1,5 +1,7 @@
 """Gated DeltaNet: the delta rule with a decay (Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464)."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -63,12 +65,17 @@ class GatedDeltaNet(DeltaMixer):
     def transition_parameters(self) -> set[nn.Parameter]:
         return {self.A_log, self.dt_bias, *self.decay_projection.parameters()}
 
-    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
-        """Return the decay a_t, the transition across the key, and its phase, which is 0, for every head."""
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H2"], Float[Tensor, "B L H2"]]:
+        """Return the decay a_t of every head and then its transition along the key, a_t (1 - b_t); the phase is pi
+        where that is negative."""
+        a = self._decay(x)
+        both = torch.cat([a, a * (1 - self._rate(x))], -1)
+        return both.abs(), math.pi * (both < 0)
+
+    def _decay(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L H"]:
         step = functional.softplus(at_least_float32(self.decay_projection(x)) + at_least_float32(self.dt_bias))
-        a = torch.exp(-torch.exp(at_least_float32(self.A_log)) * step)
-        return a, torch.zeros_like(a)
+        return torch.exp(-torch.exp(at_least_float32(self.A_log)) * step)
 
     def mix(self, x: Tensor, state: DeltaNetState, mask: Tensor | None) -> tuple[Tensor, DeltaNetState]:
-        y, state = self.read(x, self.transition(x)[0], state, mask)
+        y, state = self.read(x, self._decay(x), state, mask)
         return self.output_projection((y * functional.silu(self.gate_projection(x))).to(x.dtype)), state

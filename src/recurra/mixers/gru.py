@@ -28,9 +28,27 @@ class GRU(Mixer):
     another cell, whose reset gate acts before the product: `recurra.mixers.rnn.RNN` runs it.
     """
 
+    transition_looks_back = True
+
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, GRUState, h=StateSpec((d_model,)))
         self.cell = nn.GRUCell(d_model, d_model)
+
+    def transition(
+        self, x: Float[Tensor, "B L N"], state: GRUState | None = None
+    ) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B L N"]]:
+        """Return z_t, the share of h_{t-1} that stays, and its phase, which is 0, for every channel, after `state`;
+        None starts a stream."""
+        cell, state = self.cell, self.initial_state(x.shape[0]) if state is None else state
+        before = state.h[:, None]
+        if x.shape[1] > 1:
+            before = torch.cat([before, self.mix(x, state, None)[0][:, :-1]], 1)
+        of_x, of_h = (
+            functional.linear(part.to(weight.dtype), weight.chunk(3)[1], bias.chunk(3)[1])
+            for part, weight, bias in ((x, cell.weight_ih, cell.bias_ih), (before, cell.weight_hh, cell.bias_hh))
+        )
+        z = torch.sigmoid(at_least_float32(of_x + of_h))
+        return z, torch.zeros_like(z)
 
     def mix(self, x: Tensor, state: GRUState, mask: None) -> tuple[Tensor, GRUState]:
         cell, h = self.cell, state.h

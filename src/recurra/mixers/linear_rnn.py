@@ -1,5 +1,6 @@
 """The linear RNN of the lecture notes: a linear recurrence, and all non-linearity above it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -85,6 +86,15 @@ class LinearRNN(Mixer):
 
     def transition_parameters(self) -> set[nn.Parameter]:
         return set(self.recurrence.parameters())
+
+    @property
+    def transition(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """x -> |a| and its phase, which is 0, for every channel of h: the same at every step. None if A is dense."""
+        return self._transition if isinstance(self.recurrence, _DiagonalRecurrence) else None
+
+    def _transition(self, x: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B L N"]]:
+        a = stable_exponential(at_least_float32(self.recurrence.alpha)).expand(*x.shape[:2], -1)  # type: ignore[arg-type]
+        return a, torch.zeros_like(a)
 
     def mix(self, x: Tensor, state: LinearRNNState, mask: None) -> tuple[Tensor, LinearRNNState]:
         b = at_least_float32(functional.linear(x, self.input_weights))

@@ -54,9 +54,7 @@ class Mamba(Mixer):
     """
 
     skips_padding = True
-
-    transition_looks_back = True
-    """Its step size comes from the convolved input, so that `transition` of a single step is another."""
+    transition_looks_back = True  # the step size comes from the convolved input
 
     def __init__(
         self,

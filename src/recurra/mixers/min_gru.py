@@ -34,6 +34,11 @@ class MinGRU(Mixer):
         super().__init__(d_model, MinGRUState, h=StateSpec((d_model,)))
         self.gate_and_candidate = nn.Linear(d_model, 2 * d_model)
 
+    def transition(self, x: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """Return 1 - z_t and its phase, which is 0, for every channel."""
+        a = torch.sigmoid(-at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)[0])
+        return a, torch.zeros_like(a)
+
     def mix(self, x: Tensor, state: MinGRUState, mask: Tensor | None) -> tuple[Tensor, MinGRUState]:
         gate, candidate = at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)
         z = mask_fill(torch.sigmoid(gate), mask, 0)

@@ -38,6 +38,12 @@ class MinLSTM(Mixer):
         super().__init__(d_model, MinLSTMState, h=StateSpec((d_model,)))
         self.gates_and_candidate = nn.Linear(d_model, 3 * d_model)
 
+    def transition(self, x: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """Return f_t / (f_t + i_t) and its phase, which is 0, for every channel."""
+        forget, write, _ = at_least_float32(self.gates_and_candidate(x)).chunk(3, -1)
+        a = torch.sigmoid(functional.softplus(-write) - functional.softplus(-forget))
+        return a, torch.zeros_like(a)
+
     def mix(self, x: Tensor, state: MinLSTMState, mask: Tensor | None) -> tuple[Tensor, MinLSTMState]:
         forget, write, candidate = at_least_float32(self.gates_and_candidate(x)).chunk(3, -1)
         share = mask_fill(torch.sigmoid(functional.softplus(-forget) - functional.softplus(-write)), mask, 0)

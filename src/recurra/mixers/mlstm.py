@@ -77,10 +77,15 @@ class MLSTM(Mixer):
         nn.init.zeros_(self.gates.weight)
         self.gates.bias.copy_(torch.cat([torch.full((self.n_heads,), -10.0), torch.linspace(3.0, 6.0, self.n_heads)]))
 
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
+        """Return the forget gate and its phase, which is 0, for every head."""
+        f = torch.sigmoid(self._capped_gates(x)[1])
+        return f, torch.zeros_like(f)
+
     def mix(self, x: Tensor, state: MLSTMState, mask: Tensor | None) -> tuple[Tensor, MLSTMState]:
         *qkv, o = self.qkvo(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
-        log_i, forget = (_CAP * torch.tanh(at_least_float32(self.gates(x)) / _CAP)).chunk(2, -1)
+        log_i, forget = self._capped_gates(x)
         log_f = mask_fill(functional.logsigmoid(forget), mask, 0)
         if mask is not None:
             log_i = log_i.masked_fill(~mask[..., None], _NEVER)
@@ -97,3 +102,8 @@ class MLSTM(Mixer):
             h = torch.where(has_steps[..., None, None], last.h, state.h)
             last = MLSTMState(h, torch.where(has_steps, last.m, state.m))
         return self.output_projection((torch.sigmoid(o) * y).to(x.dtype)), last
+
+    def _capped_gates(self, x: Float[Tensor, "B L d_model"]) -> tuple[Tensor, Tensor]:
+        """Pre-activations of the input gates and the forget gates."""
+        log_i, forget = (_CAP * torch.tanh(at_least_float32(self.gates(x)) / _CAP)).chunk(2, -1)
+        return log_i, forget

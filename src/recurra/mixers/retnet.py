@@ -56,6 +56,12 @@ class Retention(Mixer):
         self.qkvg = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
+        """Return gamma and theta in radians for every head and key pair: the same at every step."""
+        theta = phases(torch.ones((), dtype=torch.int64, device=x.device), self.d_k)
+        gammas, shape = self._gammas(at_least_float32(x)), (*x.shape[:2], self.n_heads, len(theta))
+        return gammas[:, None].expand(shape).flatten(2), theta.to(gammas.dtype).expand(shape).flatten(2)
+
     def mix(self, x: Tensor, state: RetentionState, mask: Tensor | None) -> tuple[Tensor, RetentionState]:
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
@@ -64,7 +70,9 @@ class Retention(Mixer):
         k = mask_fill(rotate(k * self.d_k**-0.5, angles), mask, 0)
         h = self._turned_on(state.h, n_steps)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(rotate(q, angles), k, v, mask_fill(self._decay(v), mask, 1), state=h)
+            y, h = gate_loop(
+                rotate(q, angles), k, v, mask_fill(self._gammas(v)[:, None].expand(*v.shape[:3], 1), mask, 1), state=h
+            )
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
         y = (y.flatten(-2) * functional.silu(gate)).to(x.dtype)
         return self.output_projection(y), RetentionState(h)
@@ -81,7 +89,6 @@ class Retention(Mixer):
         angles = phases(-n_steps, self.d_k)[:, None, None]
         return rotate(h.transpose(-1, -2), angles).transpose(-1, -2)
 
-    def _decay(self, v: Tensor) -> Tensor:
-        """gamma of every step and head, (B, L, H, 1)."""
-        exponents = -5.0 - torch.arange(self.n_heads, dtype=v.dtype, device=v.device)
-        return (1.0 - torch.exp2(exponents))[:, None].expand(*v.shape[:3], 1)
+    def _gammas(self, like: Tensor) -> Float[Tensor, " H"]:
+        exponents = -5.0 - torch.arange(self.n_heads, dtype=like.dtype, device=like.device)
+        return 1.0 - torch.exp2(exponents)

@@ -54,6 +54,7 @@ class RGLRU(Mixer):
     """
 
     skips_padding = True
+    transition_looks_back = True
 
     def __init__(
         self,
@@ -86,11 +87,18 @@ class RGLRU(Mixer):
     def transition_parameters(self) -> set[nn.Parameter]:
         return {self.decay, *self.recurrence_gate.parameters()}
 
+    def transition(
+        self, x: Float[Tensor, "B L d_model"], state: RGLRUState | None = None
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """Return a_t and its phase, which is 0, for every channel, after `state`; None starts a stream."""
+        u, _ = self.convolution(self.input_projection(x), None if state is None else state.convolution)
+        a = torch.exp(self._log_decay(u))
+        return a, torch.zeros_like(a)
+
     def mix(self, x: Tensor, state: RGLRUState, mask: Tensor | None) -> tuple[Tensor, RGLRUState]:
         gate = functional.gelu(self.gate(x), approximate="tanh")
         u, window = self.convolution(self.input_projection(x), state.convolution, mask)
-        r, i = (torch.sigmoid(at_least_float32(part)) for part in (self.recurrence_gate(u), self.input_gate(u)))
-        log_a = -_C * functional.softplus(at_least_float32(self.decay)) * r
+        log_a, i = self._log_decay(u), torch.sigmoid(at_least_float32(self.input_gate(u)))
         power = -torch.expm1(2 * log_a)  # 1 - a^2
         factor = torch.sqrt(power.clamp(min=torch.finfo(power.dtype).tiny))
         first = _first_steps(state.started, x.shape[1], mask)[..., None]
@@ -103,6 +111,10 @@ class RGLRU(Mixer):
             started = torch.where(mask.any(1, keepdim=True), started, state.started)
         y = self.output_projection((h * gate).to(x.dtype))
         return y, RGLRUState(last_step(h, state.h), window, started)
+
+    def _log_decay(self, u: Tensor) -> Float[Tensor, "B L D"]:
+        r = torch.sigmoid(at_least_float32(self.recurrence_gate(u)))
+        return -_C * functional.softplus(at_least_float32(self.decay)) * r
 
 
 def _first_steps(started: Float[Tensor, "B 1"], length: int, mask: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B L"]:

@@ -72,6 +72,11 @@ class RWKV4(Mixer):
     def transition_parameters(self) -> set[nn.Parameter]:
         return {self.log_decay, self.bonus}
 
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """Return exp(-w) and its phase, which is 0, for every channel: the same at every step."""
+        a = torch.exp(-torch.exp(at_least_float32(self.log_decay))).expand(*x.shape[:2], -1)
+        return a, torch.zeros_like(a)
+
     def mix(self, x: Tensor, state: RWKV4State, mask: Tensor | None) -> tuple[Tensor, RWKV4State]:
         now, previous, last = with_previous(x, state.x, mask)
         shares = ((self.key, self.mix_key), (self.value, self.mix_value), (self.receptance, self.mix_receptance))

@@ -51,6 +51,8 @@ class SLSTM(Mixer):
         n_heads: heads, 4 as published.
     """
 
+    transition_looks_back = True
+
     def __init__(self, d_model: int, *, n_heads: int = 4) -> None:
         require_heads(n_heads, d_model=d_model)
         require(d_model > n_heads, "d_model", d_model, f"at least 2 channels a head for the norm, {2 * n_heads} in all")
@@ -68,11 +70,27 @@ class SLSTM(Mixer):
         forget = self.input_weights.bias.view(4, self.n_heads, -1)[2]
         forget.copy_(torch.linspace(3.0, 6.0, forget.shape[1]))
 
+    def transition(
+        self, x: Float[Tensor, "B L D"], state: SLSTMState | None = None
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """Return the forget gate and its phase, which is 0, for every channel, after `state`; None starts a stream."""
+        projected, weights, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
+        before = parts.h[:, None]
+        if x.shape[1] > 1:
+            before = torch.cat([before, slstm_sequence(projected, weights, parts)[0][:, :-1]], 1)
+        recurrent = torch.einsum("blhd,hde->blhe", before, weights.chunk(4, -1)[2])
+        f = torch.sigmoid(projected[:, :, 2] + recurrent).flatten(2)
+        return f, torch.zeros_like(f)
+
     def mix(self, x: Tensor, state: SLSTMState, mask: None) -> tuple[Tensor, SLSTMState]:
-        projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
-        weights = at_least_float32(self.recurrent_weights)
-        parts = SLSTMParts(*(part.unflatten(-1, (self.n_heads, -1)) for part in state))
+        projected, weights, parts = self._parts(x, state)
         with torch.autocast(x.device.type, enabled=False):  # it would round the state to bfloat16 at every step
             y, last = slstm_sequence(projected, weights, parts)
         y = functional.layer_norm(y, y.shape[-1:]).flatten(-2) * self.norm_weight
         return y.to(x.dtype), SLSTMState(*(part.flatten(1) for part in last))
+
+    def _parts(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, Tensor, SLSTMParts]:
+        """W x + b of all gates, R, and the state by heads."""
+        projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
+        parts = SLSTMParts(*(part.unflatten(-1, (self.n_heads, -1)) for part in state))
+        return projected, at_least_float32(self.recurrent_weights), parts

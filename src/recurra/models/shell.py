@@ -267,22 +267,21 @@ def _recomputed(forward: Callable[..., Any], checkpoint: Callable[..., Any], *gi
     return checkpoint(forward, *given, **named) if torch.is_grad_enabled() else forward(*given, **named)
 
 
-def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> dict[int, nn.Module]:
-    """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0.
-
-    `step_by_step` leaves out mixers whose transition depends on the steps before as well (Mamba's convolution).
-    """
+def mixers_with_transition(model: nn.Module) -> dict[int, nn.Module]:
+    """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0."""
     try:
         mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]
     except AttributeError as error:
         got = f"{kind_of(model)} ({error})"
         raise TypeError(sentence("model", got, "one with blocks, each with a mixer")) from error
-    return {
-        layer: mixer
-        for layer, mixer in enumerate(mixers)
-        if callable(getattr(mixer, "transition", None))
-        and not (step_by_step and getattr(mixer, "transition_looks_back", False))
-    }
+    return {layer: mixer for layer, mixer in enumerate(mixers) if callable(getattr(mixer, "transition", None))}
+
+
+def transition_of(mixer: nn.Module, x: Tensor, state: Any = None) -> tuple[Tensor, Tensor]:
+    """Return the transition that a mixer with one applies to x after `state`: |a| and the phase, in float32."""
+    given = (x, state) if getattr(mixer, "transition_looks_back", False) else (x,)
+    magnitude, phase = mixer.transition(*given)  # type: ignore[operator]
+    return magnitude.float(), phase.float()
 
 
 @contextmanager

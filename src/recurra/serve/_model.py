@@ -20,7 +20,7 @@ from recurra.checks import sentence
 from recurra.data.tokenizers import TextEncoder
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.steps import TracedStep, prepare, recorded_rows
-from recurra.models.shell import mixers_with_transition
+from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError
 from recurra.state import n_bytes
@@ -155,10 +155,10 @@ class ServedModel:
 
     @cached_property
     def gate_layers(self) -> dict[int, int]:
-        """The number of channels of each layer whose mixer has a transition for single steps."""
+        """The number of channels of each layer whose mixer has a transition."""
         if not hasattr(self.plain, "blocks"):
             return {}
-        mixers = mixers_with_transition(self.plain, step_by_step=True)
+        mixers = mixers_with_transition(self.plain)
         return {layer: self._channels(mixer) for layer, mixer in mixers.items()}
 
     def _channels(self, mixer: nn.Module) -> int:
@@ -166,8 +166,7 @@ class ServedModel:
             like = next(iter((*mixer.parameters(), *mixer.buffers())))
             dtype = like.dtype if like.is_floating_point() else torch.float32  # int8 weights take float32
             x = torch.zeros(1, 1, int(self.config.d_model), dtype=dtype)
-            magnitude = mixer.transition(x)[0]  # type: ignore[operator]
-        return int(magnitude.shape[-1])
+            return int(transition_of(mixer, x)[0].shape[-1])
 
     @property
     def cache_bytes_per_token(self) -> int:

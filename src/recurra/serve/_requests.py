@@ -256,12 +256,11 @@ def gates_of(model: ServedModel, tokens: list[int], state: Any, channels: int) -
     most `channels` evenly spaced channels. |a| is byte / 255; the phase is byte / 256 of a full turn, from 0.
     """
     record = record_gates(model.plain, torch.tensor([tokens]), state)
-    chosen = [index for index, layer in enumerate(record.layers) if layer in model.gate_layers]
-    magnitudes = [_base64((255 * record.magnitudes[index][0]).round().clamp(0, 255), channels) for index in chosen]
-    phases = [_base64((256 * record.phases[index][0] / (2 * math.pi)).round() % 256, channels) for index in chosen]
+    magnitudes = [_base64((255 * one[0]).round().clamp(0, 255), channels) for one in record.magnitudes]
+    phases = [_base64((256 * one[0] / (2 * math.pi)).round() % 256, channels) for one in record.phases]
     return [
         {
-            "layers": [record.layers[index] for index in chosen],
+            "layers": list(record.layers),
             "magnitudes": [layer[step] for layer in magnitudes],
             "phases": [layer[step] for layer in phases],
         }

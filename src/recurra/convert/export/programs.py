@@ -20,7 +20,7 @@ import recurra.ops.gate_loop.fused
 import recurra.ops.scan.reference
 import recurra.ops.selective_scan  # noqa: F401
 from recurra.checks import kind_of, sentence
-from recurra.models.shell import LanguageModelShell, mixers_with_transition
+from recurra.models.shell import LanguageModelShell, mixers_with_transition, transition_of
 from recurra.state import map_tensors, tensors
 
 _WANTED = "one graph for any number of tokens, whose state has one shape at every step"
@@ -215,7 +215,7 @@ class GatedModel(_FlatModel):
 
     def __init__(self, model: LanguageModelShell) -> None:
         super().__init__(model)
-        self.mixers = mixers_with_transition(model, step_by_step=True) if hasattr(model, "blocks") else {}
+        self.mixers = mixers_with_transition(model) if hasattr(model, "blocks") else {}
 
     def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return the logits, |a| and the phases of all layers, and the next state."""
@@ -229,8 +229,7 @@ class GatedModel(_FlatModel):
         gates: list[tuple[Tensor, Tensor]] = []
 
         def keep(mixer: nn.Module, arguments: tuple[Any, ...]) -> None:
-            magnitude, phase = mixer.transition(arguments[0])  # type: ignore[operator]
-            gates.append((magnitude.float(), phase.float()))
+            gates.append(transition_of(mixer, *arguments))
 
         with ExitStack() as afterwards:
             for mixer in self.mixers.values():
