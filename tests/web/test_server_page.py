@@ -10,6 +10,7 @@ from tests.web.explorer import (
     gate_colours,
     open_explorer,
     pane,
+    position,
     read,
     text,
     wait_for,
@@ -37,6 +38,7 @@ def test_text_surprise_and_gates(page, server, runs):
     assert page.locator(".expected .name").first.inner_text() == best
     state = sum(x.numel() * x.element_size() for layer in stream.state.layers for x in layer)
     assert page.inner_text(".of-state dd") == f"{state} B"
+    assert page.locator(".memory text:not(.of-bytes)").all_text_contents() == ["0", "10", "20", "tokens"]
 
 
 def test_two_forks_and_two_models_go_on_side_by_side(page, server, runs):
@@ -55,6 +57,20 @@ def test_two_forks_and_two_models_go_on_side_by_side(page, server, runs):
     page.wait_for_selector(f"{pane('C')}[data-status=ready]")
     wait_for(page, len(stream_of(runs, "bpe").encode(text(page, "B"))), "C")
     assert text(page, "C") == text(page, "B")
+    before = position(page, "C")
+    read(page, "日本")  # whose tokens are bytes
+    n_tokens = len(stream_of(runs, "bpe").encode("日本"))
+    wait_for(page, before + n_tokens, "C")
+    shown = page.locator(f"{pane('C')} .token:visible").all_text_contents()
+    assert "".join(shown).endswith("日本")
+    assert n_tokens > 2
+    assert shown[-1] == "本"
+    page.focus(f"{pane('C')} .transcript")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    wait_until_drawn(page)
+    assert page.locator(f"{pane('C')} .token.chosen").inner_text() == "本"
+    assert page.inner_text(f"{pane('C')} .inspector strong").startswith("本, part")
 
 
 def test_a_text_that_is_refused_can_be_sent_again(page, server):
@@ -74,11 +90,17 @@ def test_a_text_that_is_refused_can_be_sent_again(page, server):
 
 def test_the_game_against_a_model_on_the_server(page, server, runs):
     open_explorer(page, server.address)
+    choose_greedily(page, 4)
+    example = page.inner_text(".example >> nth=0")
+    page.click(".example >> nth=0")
+    wait_for(page, len(stream_of(runs, "words").encode(example)) + 4)
+    assert text(page, which="read").strip() == example
     page.select_option("[aria-label='Open a new stream']", "horizon")
-    played = [2, 3, 4, 5, 1, 4]
-    page.wait_for_selector(".tape")
+    played = [1, 2, 3, 4, 5, 1, 4]
+    page.click(f"{pane('B')} .example >> nth=0")
+    wait_for(page, 4, "B")
     page.focus(".tape")
-    for number, token in enumerate(played, 1):
+    for number, token in enumerate(played[4:], 5):
         page.keyboard.press("r" if token == 5 else str(token))
         wait_for(page, number, "B")
     with torch.no_grad():
@@ -86,7 +108,7 @@ def test_the_game_against_a_model_on_the_server(page, server, runs):
     targets = memory_horizon_targets(torch.tensor([played]), modulus=7)[0].tolist()
     assert page.locator(".cell .answer").all_text_contents() == list(map(str, answers))
     n_right = sum(answer == target for answer, target in zip(answers, targets))
-    assert page.inner_text(".score").startswith(f"{n_right} of {len(played)} answers right")
+    assert page.inner_text(".score").startswith(f"{n_right} of {len(played)} answers correct")
 
 
 def test_the_key_is_asked_for_once_and_can_be_sent(page, server):

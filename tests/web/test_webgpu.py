@@ -73,7 +73,7 @@ def test_webgpu_writes_what_python_writes(chosen, runs, folder, page, static_hos
     if chosen == "by the page":
         page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
     open_explorer(page, address + ("" if chosen == "by the page" else "?provider=webgpu"))
-    assert used(page) == "runs in this page: WebGPU"
+    assert used(page) == "running in this page: WebGPU"
     ours, expected = written(page, runs)
     assert ours == expected
 
@@ -101,13 +101,13 @@ SOFTWARE = """Object.defineProperty(Navigator.prototype, 'gpu', {
     ("gpu", "reason"),
     [
         pytest.param(GONE, "this browser has no WebGPU", marks=pytest.mark.slow, id="none"),
-        pytest.param(SOFTWARE, "this browser's is software, slower than WebAssembly", id="software"),
+        pytest.param(SOFTWARE, "this browser has only a software adapter, slower than WebAssembly", id="software"),
     ],
 )
 def test_webassembly_is_used_without_a_gpu(gpu, reason, runs, folder, page, static_host):
     page.add_init_script(gpu)
     open_explorer(page, static_host(folder))
-    assert used(page) == f"runs in this page: WebAssembly, 1 thread (no WebGPU: {reason})"
+    assert used(page) == f"running in this page: WebAssembly, 1 thread (no WebGPU: {reason})"
     ours, expected = written(page, runs)
     assert ours == expected
 

@@ -59,5 +59,6 @@ export function bytes(count: number): string {
 
 /** A token as it can be named: blanks and line ends made visible. */
 export function visible(text: string): string {
+  if (/^\ufffd+$/.test(text)) return "(byte)";
   return text.replaceAll("\n", "↵").trim() || (text.includes(" ") ? "␣" : "∅");
 }

@@ -2,7 +2,7 @@
 
 export type Task =
   /** `start` begins a stream that is given nothing to read; `before` stands in front of a text that begins one. */
-  | { kind: "text"; start: number[]; before?: number[] }
+  | { kind: "text"; start: number[]; before?: number[]; examples?: string[] }
   | { kind: "memory-horizon"; largest: number; reset: number; modulus: number };
 
 /** The transitions of a layer that a step shows: how many channels there are, of which some may be left out. */

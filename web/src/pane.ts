@@ -1,5 +1,6 @@
 /** A stream as the page shows it: its tokens, what is known of them, and what is going on. */
 
+import { visible } from "./dom";
 import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "./engine";
 import { Moved, Unreachable } from "./engine";
 import type { StoredPane } from "./store";
@@ -57,6 +58,20 @@ export class Pane {
 
   stepAt(position: number | null): Step | null {
     return position === null ? null : (this.steps[position - this.first] ?? null);
+  }
+
+  /** The character that a token is a part of, and the first and last of its tokens: bytes have tokens of their own. */
+  characterAt(position: number): { text: string; first: number; last: number } {
+    let [first, last] = [position, position];
+    while (this.stepAt(first - 1)?.text === "") first--;
+    while (this.stepAt(last)?.text === "" && this.stepAt(last + 1)) last++;
+    return { text: this.stepAt(last)?.text ?? "", first, last };
+  }
+
+  /** What the page calls a token of a text. */
+  nameAt(position: number): string {
+    const { text, first, last } = this.characterAt(position);
+    return first === last ? visible(text) : `${text ? visible(text) : "…"}, part ${position - first + 1} of ${last - first + 1},`;
   }
 
   onChange(listener: () => void): void {
@@ -169,7 +184,7 @@ export class Pane {
     this.become("failed", error instanceof Error ? error.message : String(error));
   }
 
-  /** Go on after the engine was out of reach, from exactly the tokens that are shown; once, however often it is asked. */
+  /** Continue after the engine was out of reach, from exactly the tokens that are shown; once, however often it is asked. */
   async reconnect(): Promise<void> {
     if (this.status !== "waiting") return;
     this.reconnecting ??= this.reconnected().finally(() => (this.reconnecting = null));

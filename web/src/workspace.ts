@@ -129,12 +129,17 @@ export class Workspace {
     return panes.filter((_, number) => read[number]);
   }
 
-  /** Let streams go on, each for as many tokens as the settings say. */
-  async go(panes: Pane[]): Promise<void> {
-    await Promise.all(panes.map((pane) => this.goOn(pane)));
+  /** Let a stream read a text and continue it. */
+  async begin(pane: Pane, text: string): Promise<void> {
+    if (await pane.feed({ text })) await this.go([pane]);
   }
 
-  private async goOn(pane: Pane): Promise<void> {
+  /** Continue streams, each for as many tokens as the settings say. */
+  async go(panes: Pane[]): Promise<void> {
+    await Promise.all(panes.map((pane) => this.continued(pane)));
+  }
+
+  private async continued(pane: Pane): Promise<void> {
     if (pane.model.task.kind !== "text") return;
     if (!pane.tokens.length && !(await pane.feed({ tokens: pane.model.task.start }))) return;
     await pane.generate(this.settings.sampling);

@@ -114,7 +114,7 @@ async function loaded(base: string, provider: Provider): Promise<[Line, Loaded]>
 /** WebGPU where it can be had and agrees with WebAssembly; the last part says what there is, and why. */
 async function chosen(base: string, webgpuIsThere: boolean): Promise<[Line, Loaded, string]> {
   const wanted = asked();
-  let why = wanted === "wasm" ? "not asked for" : await obstacle(webgpuIsThere, wanted === "webgpu");
+  let why = wanted === "wasm" ? "not requested" : await obstacle(webgpuIsThere, wanted === "webgpu");
   if (why === null) {
     try {
       const [line, found] = await loaded(base, "webgpu");
@@ -137,7 +137,7 @@ export async function localEngine(webgpuIsThere: boolean): Promise<Engine> {
   return {
     kind: "local",
     models,
-    place: `runs in this page: ${provider}`,
+    place: `running in this page: ${provider}`,
     async open(model) {
       const stream = line.nextStream++;
       await line.ask({ what: "open", stream, model: number(model) });

@@ -19,6 +19,6 @@ export async function obstacle(folderHasIt: boolean, isAsked: boolean): Promise<
   const { gpu } = navigator as { gpu?: Gpu };
   if (!gpu) return "this browser has no WebGPU";
   const adapter = await gpu.requestAdapter().catch(() => null);
-  if (!adapter) return "this browser gives no GPU";
-  return adapter.info?.isFallbackAdapter && !isAsked ? "this browser's is software, slower than WebAssembly" : null;
+  if (!adapter) return "this browser offers no GPU";
+  return adapter.info?.isFallbackAdapter && !isAsked ? "this browser has only a software adapter, slower than WebAssembly" : null;
 }

@@ -107,11 +107,11 @@ class ServerStream implements Stream {
       }
       if (steps.length) yield steps;
     }
-    if (!ended && !signal.aborted) throw new Unreachable("the line to the server broke");
+    if (!ended && !signal.aborted) throw new Unreachable("the connection to the server broke");
   }
 
   private next(item: TokenJson): Step {
-    if (item.position !== this.position + 1) throw new Moved("another page uses this stream too");
+    if (item.position !== this.position + 1) throw new Moved("another page is using this stream");
     this.position = item.position;
     return stepOf(item);
   }
@@ -168,7 +168,7 @@ export async function isReachable(): Promise<boolean> {
 export async function serverEngine(): Promise<Engine> {
   const { data } = (await (await request("GET", "v1/models")).json()) as { data: ModelJson[] };
   const shown = data.filter(({ recurra }) => recurra.task);
-  if (!shown.length) throw new Error("the server has no model over text or on Memory Horizon, which this page shows");
+  if (!shown.length) throw new Error("the server has no model of text or of Memory Horizon, which this page could show");
   const models: Model[] = shown.map(({ id, recurra }) => ({
     name: id,
     task: recurra.task!,
@@ -184,7 +184,7 @@ export async function serverEngine(): Promise<Engine> {
   return {
     kind: "server",
     models,
-    place: `runs on ${location.host}`,
+    place: `running on ${location.host}`,
     open,
     async resume(model, kept, tokens) {
       try {

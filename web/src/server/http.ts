@@ -19,7 +19,7 @@ export class Refused extends Error {
 }
 
 /** Asks for the key of a server that wants one; kept until the tab is closed. */
-export let askForKey: () => Promise<string> = () => Promise.reject(new Error("the server wants an API key"));
+export let askForKey: () => Promise<string> = () => Promise.reject(new Error("the server requires an API key"));
 
 export function setKeyDialog(dialog: () => Promise<string>): void {
   askForKey = dialog;
@@ -86,7 +86,7 @@ export async function* events(response: Response, signal: AbortSignal): AsyncGen
     }
   } catch (error) {
     if (signal.aborted) return;
-    throw new Unreachable("the line to the server broke");
+    throw new Unreachable("the connection to the server broke");
   } finally {
     await reader.cancel().catch(() => undefined);
   }

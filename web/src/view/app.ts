@@ -10,20 +10,22 @@ import { PaneView } from "./pane";
 
 const THEMES: Settings["theme"][] = ["auto", "light", "dark"];
 const KEYS: [string, string][] = [
-  ["Enter", "read the typed text and go on"],
-  ["Ctrl + Enter", "only read it"],
-  ["/", "type"],
-  ["G", "go on, or stop"],
-  ["← → ↑ ↓", "choose a token of the stream in focus"],
-  ["F", "fork after the chosen token, or at the end"],
-  ["Esc", "let the token go"],
-  ["[ ]", "the stream before, the next one"],
-  ["V", "gates or phases"],
-  ["T", "colours: as the system, light, dark"],
-  ["0 … 9, R, P", "in Memory Horizon: play a number, reset, play at random"],
+  ["Enter", "read the text and continue"],
+  ["Ctrl + Enter", "read the text only"],
+  ["/", "go to the text box"],
+  ["G", "continue, or stop"],
+  ["← → ↑ ↓", "select a token in the focused stream"],
+  ["F", "fork after the selected token, or at the end"],
+  ["Esc", "clear the selection"],
+  ["[ ]", "previous or next stream"],
+  ["V", "show gates or phases"],
+  ["T", "theme: system, light or dark"],
+  ["0 – 9", "Memory Horizon: play a number"],
+  ["R", "Memory Horizon: reset"],
+  ["P", "Memory Horizon: play at random"],
 ];
 
-const ASCII = "Expected printable ASCII without blanks: a request can carry nothing else";
+const ASCII = "Expected printable ASCII without spaces";
 
 export class App {
   private readonly views = new Map<Pane, PaneView>();
@@ -32,7 +34,7 @@ export class App {
   private readonly help = helpDialog();
   private readonly legend = h(
     "span",
-    { class: "legend", title: "How surprising a token was, in bits" },
+    { class: "legend", title: "How surprising each token was, in bits" },
     "expected",
     h("span", { class: "ramp heat" }),
     "surprising",
@@ -99,8 +101,8 @@ export class App {
     this.composer.draw();
     this.legend.hidden = this.composer.element.hidden;
     const { theme } = workspace.settings;
-    this.theme.textContent = { auto: "Auto", light: "Light", dark: "Dark" }[theme];
-    this.theme.title = `Colours: ${theme === "auto" ? "as the system" : theme} (T)`;
+    this.theme.replaceChildren(h("span", { class: "of-theme" }, "Theme: "), theme);
+    this.theme.title = "System, light or dark (T)";
     document.documentElement.dataset.theme = theme;
     for (const view of this.views.values()) view.draw();
   }
@@ -153,7 +155,7 @@ function mark(): HTMLElement {
 }
 
 function helpDialog(): HTMLDialogElement {
-  const rows = KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, ...keys.split(" ").map((key) => h("kbd", {}, key))), h("dd", {}, what)));
+  const rows = KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, ...keys.split(" ").map((key) => (/^[–+]$/.test(key) ? `${key} ` : h("kbd", {}, key)))), h("dd", {}, what)));
   return h(
     "dialog",
     { class: "help", "aria-label": "Keys" },
@@ -167,7 +169,7 @@ export function keyDialog(): Promise<string> {
   const dialog = h(
     "dialog",
     { class: "help", "aria-label": "API key" },
-    h("form", { method: "dialog" }, h("h2", {}, "API key"), h("p", {}, "This server wants one. It is kept until the tab is closed."), input, h("button", { class: "primary" }, "Use it")),
+    h("form", { method: "dialog" }, h("h2", {}, "API key"), h("p", {}, "This server requires an API key. The page keeps it until you close the tab."), input, h("button", { class: "primary" }, "Use this key")),
   );
   document.body.append(dialog);
   dialog.showModal();

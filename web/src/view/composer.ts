@@ -1,4 +1,4 @@
-/** Where text is typed for one stream or for all, and how the model goes on. */
+/** Where text is typed for one stream or for all, and how the model continues. */
 
 import { h } from "../dom";
 import type { Pane } from "../pane";
@@ -7,16 +7,16 @@ import type { Workspace } from "../workspace";
 export class Composer {
   readonly element: HTMLFormElement;
   readonly text: HTMLTextAreaElement;
-  private readonly targets = h("div", { class: "targets", role: "group", "aria-label": "To which streams" });
-  private readonly send = h("button", { type: "submit", class: "primary" }, "Read and go on");
-  private readonly read = h("button", { type: "button", class: "quiet", title: "Without writing anything (Ctrl+Enter)" }, "Only read");
+  private readonly targets = h("div", { class: "targets", role: "group", "aria-label": "Send to" });
+  private readonly send = h("button", { type: "submit", class: "primary" }, "Read and continue");
+  private readonly read = h("button", { type: "button", class: "quiet", title: "Read without continuing (Ctrl+Enter)" }, "Read only");
 
   private readonly more = h("button", { type: "button", class: "quiet more", "aria-expanded": "false" }, "Options");
 
   constructor(private readonly workspace: Workspace) {
     this.text = h("textarea", {
       rows: 1,
-      placeholder: "Type a text for the model to read…",
+      placeholder: "Type text for the model to read…",
       "aria-label": "Text to read",
       autocomplete: "off",
       keydown: (event: KeyboardEvent) => this.key(event),
@@ -67,7 +67,7 @@ export class Composer {
     };
     return h(
       "div",
-      { class: "sampling", role: "group", "aria-label": "How the model goes on" },
+      { class: "sampling", role: "group", "aria-label": "Sampling" },
       number("tokens", "maxTokens", { min: 1, max: 10000, step: 1 }),
       number("temperature", "temperature", { min: 0, max: 5, step: 0.05 }),
       number("top-p", "topP", { min: 0.01, max: 1, step: 0.01 }),

@@ -1,11 +1,12 @@
 /** |a| or phase by layer, channel and time, as a stream moves on: Figures 5 and 8 of GateLoop, live. */
 
 import { MAGNITUDES, PHASES, bits, gradient } from "../colours";
-import { h, visible } from "../dom";
+import { h } from "../dom";
 import type { Step } from "../engine";
 import type { Pane } from "../pane";
 
 const GAP = 6;
+const LEFT = 46;
 const RESORTED = [8, 32, 128, 512];
 
 export class GateMap {
@@ -39,7 +40,7 @@ export class GateMap {
         {},
         this.title,
         h("span", { class: "scale" }, this.low, this.ramp, this.high),
-        h("button", { class: "quiet", type: "button", click: toggle, title: "Show the other one (V)" }, "|a| ⇄ phase"),
+        h("button", { class: "quiet", type: "button", click: toggle, title: "Switch between |a| and phases (V)" }, "|a| / phase"),
       ),
       this.canvas,
       this.caption,
@@ -60,8 +61,9 @@ export class GateMap {
     this.high.textContent = isMagnitude ? "1 open" : "2π";
     this.ramp.style.background = gradient(isMagnitude ? MAGNITUDES : PHASES);
     if (!pane.model.gates.length) {
-      this.canvas.hidden = true;
-      this.caption.textContent = "The mixers of this model have no transition that can be shown for a single token.";
+      this.element.classList.add("without");
+      this.title.textContent = "Gates";
+      this.caption.textContent = "None: the mixers of this model do not decay their state.";
       return;
     }
     this.paint(isMagnitude);
@@ -77,7 +79,7 @@ export class GateMap {
   private paint(isMagnitude: boolean): void {
     const { pane, canvas } = this;
     const width = Math.max(120, this.element.clientWidth);
-    const left = 24;
+    const left = LEFT;
     const heights = this.heights;
     const height = this.above + GAP + heights.reduce((sum, one) => sum + one + GAP, 0) + 16;
     const scale = window.devicePixelRatio || 1;
@@ -104,10 +106,11 @@ export class GateMap {
       draw.fillStyle = style.getPropertyValue("--muted");
       draw.font = `11px ${style.fontFamily}`;
       draw.textBaseline = "middle";
-      draw.fillText(String(layer), 4, top + heights[number] / 2);
+      draw.fillText(`layer ${layer}`, 0, top + heights[number] / 2);
       this.layer(draw, steps, number, isMagnitude, left, top, heights[number]);
       top += heights[number] + GAP;
     });
+    if (!count) draw.fillText("The gates of each token appear here.", left + 12, this.above + GAP + heights[0] / 2);
     this.resets(draw, steps, left, style);
     this.cursor(draw, left, top, style);
     draw.fillStyle = style.getPropertyValue("--muted");
@@ -202,7 +205,7 @@ export class GateMap {
   }
 
   private hover(event: PointerEvent): void {
-    const column = Math.floor((event.offsetX - 24) / this.cell);
+    const column = Math.floor((event.offsetX - LEFT) / this.cell);
     const position = this.firstShown + column;
     this.hovered = column >= 0 && position < this.pane.tokens.length ? position : null;
     this.draw();
@@ -218,12 +221,12 @@ export class GateMap {
       `${isMagnitude ? "Gate magnitudes" : "Phases"} of ${layers} layers over the last tokens; channels with the longest memory on top`,
     );
     if (!step?.gates) {
-      this.caption.textContent = "Rows are channels, the longest memories on top; columns are tokens.";
+      this.caption.textContent = "Rows are channels, longest memory on top; columns are tokens.";
       return;
     }
     const means = step.gates.magnitudes.map((values) => values.reduce((sum, value) => sum + value, 0) / values.length / 255);
     const shown = means.map((mean) => mean.toFixed(2)).join(" · ");
-    const name = pane.model.task.kind === "text" ? `“${visible(step.text)}”` : step.id === pane.model.task.reset ? "reset" : String(step.id);
-    this.caption.textContent = `${name}: mean |a| by layer ${shown}`;
+    const name = pane.model.task.kind === "text" ? `“${pane.nameAt(position!)}”` : step.id === pane.model.task.reset ? "reset" : String(step.id);
+    this.caption.textContent = `${name}: mean |a| per layer ${shown}`;
   }
 }

@@ -13,6 +13,7 @@ export class Board {
   private readonly tape = h("ol", { class: "tape", tabindex: 0, "aria-label": "The sequence, with the model's answers" });
   private readonly score = h("p", { class: "score", "aria-live": "polite" });
   private readonly task;
+  private readonly examples: HTMLElement;
   private shown: Step[] = [];
   private readonly cells: HTMLElement[] = [];
 
@@ -23,16 +24,24 @@ export class Board {
     const keys = Array.from({ length: task.largest + 1 }, (_, number) =>
       h("button", { type: "button", class: "key", click: () => this.play([number]) }, String(number)),
     );
+    const { largest, reset } = task;
+    const examples = [[1, 2, 3, 4], [2, 2, 2, 2, 2, 2], [1, 2, 3, reset, 1, 2]].map((tokens) => {
+      const played = tokens.map((token) => (token === reset ? reset : Math.min(token, largest)));
+      const label = played.map((token) => (token === reset ? "reset" : String(token))).join(" ");
+      return h("button", { type: "button", class: "example", click: () => this.play(played) }, label);
+    });
+    this.examples = h("div", { class: "empty" }, h("p", {}, "Play a number below, or try one of these:"), ...examples);
     this.element = h(
       "div",
       { class: "board", keydown: (event: KeyboardEvent) => this.key(event) },
       h(
         "p",
         { class: "rules" },
-        "Play numbers. After each, the model must say what ",
+        "Play numbers. After each one, the model has to answer ",
         h("em", {}, "x₀·xₙ − x₁·xₙ₋₁ + x₂·xₙ₋₂ − …"),
-        ` is, modulo ${task.modulus}, over all numbers since the last reset. A reset means: forget everything.`,
+        ` modulo ${task.modulus}, over all numbers since the last reset. A reset tells it to forget everything.`,
       ),
+      this.examples,
       this.tape,
       h(
         "div",
@@ -66,6 +75,7 @@ export class Board {
       this.cells.push(cell);
       this.tape.append(cell);
     }
+    this.examples.hidden = pane.tokens.length > 0;
     this.cells.forEach((cell, number) => cell.classList.toggle("chosen", pane.first + number === pane.selected));
     if (this.shown.length !== before) this.tape.scrollTop = this.tape.scrollHeight;
     this.tell(rights, reached);
@@ -76,7 +86,7 @@ export class Board {
     const answer = step.answers[0];
     const isRight = answer?.id === right;
     const sure = answer ? percent(answer.logprob) : "";
-    const label = `${isReset ? "reset" : step.id}: the model answers ${answer?.id}, sure to ${sure}; right is ${right}`;
+    const label = `${isReset ? "reset" : step.id}: the model answers ${answer?.id} (${sure}); correct: ${right}`;
     return h(
       "li",
       { class: `cell ${isReset ? "is-reset" : ""} ${isRight ? "is-right" : "is-wrong"}`, title: label, "aria-label": label },
@@ -89,13 +99,13 @@ export class Board {
   private tell(rights: number[], reached: number[]): void {
     const { pane } = this;
     if (!pane.steps.length) {
-      this.score.textContent = "Keys: digits play, R resets, P plays at random.";
+      this.score.textContent = "Keys: digits play a number, R resets, P plays at random.";
       return;
     }
     const won = pane.steps.filter((step, number) => step.answers[0]?.id === rights[pane.first + number]).length;
     const span = reached[reached.length - 1];
-    this.score.textContent = `${won} of ${pane.steps.length} answers right. ${
-      span ? `The next one depends on ${span + 1} numbers.` : "Just reset: there is nothing to remember."
+    this.score.textContent = `${won} of ${pane.steps.length} answers correct. ${
+      span ? `The next one depends on ${span + 1} numbers.` : "Just reset: nothing to remember."
     }`;
   }
 

@@ -5,7 +5,7 @@ import { h, visible } from "../dom";
 import type { Pane } from "../pane";
 
 export class Inspector {
-  readonly element = h("section", { class: "inspector", "aria-label": "The chosen token" });
+  readonly element = h("section", { class: "inspector", "aria-label": "The selected token" });
   private shown = "";
 
   constructor(
@@ -16,16 +16,16 @@ export class Inspector {
   draw(): void {
     const { pane } = this;
     const step = pane.stepAt(pane.selected);
-    const key = `${pane.selected} ${step?.id} ${pane.isBusy}`;
+    const key = `${pane.selected} ${step?.id} ${pane.isBusy} ${step && pane.nameAt(pane.selected!)}`;
     if (key === this.shown) return;
     this.shown = key;
     this.element.hidden = !step;
     if (!step) return this.element.replaceChildren();
     const surprise = bits(step.logprob);
     const share = step.logprob === null ? "" : `, probability ${percent(step.logprob)}`;
-    const title = surprise === null ? "the first token, which nothing predicts" : `${surprise.toFixed(1)} bits of surprise${share}`;
+    const title = surprise === null ? "is the first token: nothing predicts it" : `${surprise.toFixed(1)} bits of surprisal${share}`;
     this.element.replaceChildren(
-      h("p", {}, h("bdi", {}, h("strong", {}, visible(step.text))), ` ${title}`),
+      h("p", {}, h("bdi", {}, h("strong", {}, pane.nameAt(pane.selected!))), ` ${title}`),
       ...(step.alternatives.length ? [this.expected(step.alternatives, step.id)] : []),
       h(
         "p",

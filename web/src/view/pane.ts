@@ -27,7 +27,7 @@ export class PaneView {
     private readonly workspace: Workspace,
   ) {
     const isText = pane.model.task.kind === "text";
-    const main: Part = isText ? new Transcript(pane) : new Board(pane);
+    const main: Part = isText ? new Transcript(pane, (text) => void workspace.begin(pane, text)) : new Board(pane);
     const toggle = () => workspace.set({ shows: workspace.settings.shows === "magnitudes" ? "phases" : "magnitudes" });
     const inspector = new Inspector(pane, () => void this.fork());
     const gates = new GateMap(pane, () => workspace.settings.shows, toggle);
@@ -65,9 +65,13 @@ export class PaneView {
       { class: "pane-header" },
       h("span", { class: "letter", "aria-hidden": "true" }, pane.letter),
       h("h2", {}, h("bdi", {}, pane.model.name), h("small", {}, origin)),
-      pane.model.task.kind === "text" && this.go,
-      h("button", { type: "button", class: "quiet", title: "A twin that continues from here (F)", click: () => void this.fork() }, "Fork"),
-      this.models.options.length > 2 && this.models,
+      h(
+        "div",
+        { class: "tools" },
+        pane.model.task.kind === "text" && this.go,
+        h("button", { type: "button", class: "quiet", title: "A copy that continues from here (F)", click: () => void this.fork() }, "Fork"),
+        this.models.options.length > 2 && this.models,
+      ),
       h(
         "button",
         { type: "button", class: "quiet close", "aria-label": `Close stream ${pane.letter}`, title: "Close", click: () => void workspace.close(pane) },
@@ -95,14 +99,16 @@ export class PaneView {
 
   private paint(): void {
     const { pane } = this;
-    this.go.textContent = pane.isBusy ? "Stop" : "Go on";
+    this.go.textContent = pane.isBusy ? "Stop" : "Continue";
     this.go.classList.toggle("stop", pane.isBusy);
     this.go.disabled = pane.status === "waiting";
+    const count = `${pane.tokens.length.toLocaleString("en")} token${pane.tokens.length === 1 ? "" : "s"}`;
+    const rate = `${Math.round(pane.rate).toLocaleString("en")} tokens/s`;
     const said = {
-      ready: pane.tokens.length ? `${pane.tokens.length.toLocaleString("en")} tokens${pane.rate ? `, ${Math.round(pane.rate).toLocaleString("en")} a second` : ""}` : "at its start",
-      reading: `reading, ${pane.tokens.length.toLocaleString("en")} tokens`,
-      writing: `writing, ${pane.tokens.length.toLocaleString("en")} tokens, ${Math.round(pane.rate).toLocaleString("en")} a second`,
-      waiting: `waiting for the server: ${pane.message || "connecting"}. The stream continues when it is back.`,
+      ready: pane.tokens.length ? `${count}${pane.rate ? `, ${rate}` : ""}` : "no tokens yet",
+      reading: `reading: ${count}`,
+      writing: `writing: ${count}, ${rate}`,
+      waiting: `waiting for the server: ${pane.message || "connecting"}. The stream continues when the server is back.`,
       failed: pane.message,
     }[pane.status];
     if (this.state.textContent !== said) this.state.textContent = said;

@@ -7,6 +7,7 @@ import type { Pane } from "../pane";
 
 export class Transcript {
   readonly element: HTMLElement;
+  private readonly list: HTMLElement;
   private readonly text = h("div", { class: "tokens" });
   private readonly note = h("p", { class: "note", hidden: true });
   private readonly empty: HTMLElement;
@@ -14,46 +15,52 @@ export class Transcript {
   private spans: HTMLElement[] = [];
   private marked: HTMLElement | null = null;
 
-  constructor(private readonly pane: Pane) {
+  constructor(
+    private readonly pane: Pane,
+    begin: (text: string) => void,
+  ) {
+    const examples = pane.model.task.kind === "text" ? (pane.model.task.examples ?? []) : [];
     this.empty = h(
-      "p",
+      "div",
       { class: "empty" },
-      "Nothing read yet. Type the beginning of a text below, and the model goes on with it, or let it start on an empty line.",
+      h("p", {}, `Type the beginning of a text below, and the model continues it${examples.length ? ". Or try one of these:" : "."}`),
+      ...examples.map((text) => h("button", { type: "button", class: "example", click: () => begin(text) }, text)),
     );
-    this.element = h(
+    this.list = h(
       "div",
       {
         class: "transcript",
         tabindex: 0,
         role: "listbox",
-        "aria-label": `Tokens of stream ${pane.letter}. Arrow keys choose a token, F forks after it.`,
+        "aria-label": `Tokens of stream ${pane.letter}. Arrow keys select a token, F forks after it.`,
         "aria-orientation": "horizontal",
         keydown: (event: KeyboardEvent) => this.key(event),
         click: (event: MouseEvent) => this.click(event),
       },
-      this.empty,
       this.note,
       this.text,
     );
+    this.element = h("div", {}, this.empty, this.list);
   }
 
   draw(): void {
     const { pane } = this;
-    const atEnd = this.element.scrollHeight - this.element.scrollTop - this.element.clientHeight < 60;
+    const atEnd = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < 60;
     const drawn = this.shown.length;
     this.drop();
     for (let number = this.shown.length; number < pane.steps.length; number++) {
-      const span = tokenSpan(pane.steps[number]);
+      const span = tokenSpan(pane, pane.first + number);
       if (pane.origin && pane.first + number < pane.origin.position) span.classList.add("shared");
       this.shown.push(pane.steps[number]);
       this.spans.push(span);
       this.text.append(span);
     }
     this.empty.hidden = pane.tokens.length > 0;
+    this.list.hidden = !pane.tokens.length;
     this.note.hidden = pane.first === 0;
-    this.note.textContent = `${pane.first.toLocaleString("en")} earlier tokens are no longer shown. The state has read them all the same.`;
+    this.note.textContent = `The first ${pane.first.toLocaleString("en")} tokens are no longer shown, but the state includes them.`;
     this.mark();
-    if (atEnd && pane.isShowingTheEnd && this.shown.length !== drawn) this.element.scrollTop = this.element.scrollHeight;
+    if (atEnd && pane.isShowingTheEnd && this.shown.length !== drawn) this.list.scrollTop = this.list.scrollHeight;
   }
 
   /** Remove the spans of steps that the pane has let go. */
@@ -67,7 +74,7 @@ export class Transcript {
 
   private mark(): void {
     const { pane } = this;
-    const span = pane.selected === null ? null : (this.spans[pane.selected - pane.first] ?? null);
+    const span = pane.selected === null ? null : (this.spans[pane.characterAt(pane.selected).last - pane.first] ?? null);
     if (span === this.marked) return;
     this.marked?.classList.remove("chosen");
     this.marked?.removeAttribute("id");
@@ -77,12 +84,12 @@ export class Transcript {
     span?.setAttribute("aria-selected", "true");
     if (span) {
       span.id = `token-${pane.id}`;
-      this.element.setAttribute("aria-activedescendant", span.id);
-      const above = span.offsetTop - this.element.offsetTop < this.element.scrollTop;
-      const below = span.offsetTop - this.element.offsetTop + span.offsetHeight > this.element.scrollTop + this.element.clientHeight;
-      if (above || below) this.element.scrollTop = span.offsetTop - this.element.offsetTop - this.element.clientHeight / 2;
+      this.list.setAttribute("aria-activedescendant", span.id);
+      const above = span.offsetTop - this.list.offsetTop < this.list.scrollTop;
+      const below = span.offsetTop - this.list.offsetTop + span.offsetHeight > this.list.scrollTop + this.list.clientHeight;
+      if (above || below) this.list.scrollTop = span.offsetTop - this.list.offsetTop - this.list.clientHeight / 2;
     } else {
-      this.element.removeAttribute("aria-activedescendant");
+      this.list.removeAttribute("aria-activedescendant");
     }
   }
 
@@ -115,11 +122,12 @@ export class Transcript {
   /** The token above or below the chosen one. */
   private neighbour(direction: 1 | -1): number {
     const { pane } = this;
-    const at = (pane.selected ?? pane.tokens.length - 1) - pane.first;
+    const at = pane.characterAt(pane.selected ?? pane.tokens.length - 1).last - pane.first;
     const here = this.spans[at];
     if (!here) return pane.tokens.length - 1;
     for (let number = at + direction; this.spans[number]; number += direction) {
       const span = this.spans[number];
+      if (!span.offsetParent) continue; // a part of a character
       const isOtherLine = Math.abs(span.offsetTop - here.offsetTop) > 4;
       const isThere = direction > 0 ? span.offsetLeft + span.offsetWidth > here.offsetLeft : span.offsetLeft <= here.offsetLeft;
       if (isOtherLine && (isThere || Math.abs(span.offsetTop - here.offsetTop) > 2 * here.offsetHeight)) return pane.first + number;
@@ -128,22 +136,29 @@ export class Transcript {
   }
 }
 
-function tokenSpan(step: Step): HTMLElement {
+/** The span of a token. A character of several tokens is in the last one's, with the surprisal of all. */
+function tokenSpan(pane: Pane, position: number): HTMLElement {
+  const step = pane.stepAt(position)!;
+  const { first, last } = pane.characterAt(position);
+  const isPart = step.text === "";
+  const logprobs = isPart || first === last ? [step.logprob] : pane.steps.slice(first - pane.first, last + 1 - pane.first).map(({ logprob }) => logprob);
+  const logprob = logprobs.some((one) => one === null) ? null : logprobs.reduce<number>((sum, one) => sum + one!, 0);
   const [, before, rest] = /^([ \t]*)([^]*)$/.exec(step.text)!;
   const [, word, end] = /^([^]*?)(\n*)$/.exec(rest)!;
-  const surprise = bits(step.logprob);
+  const surprise = bits(logprob);
   const shown = h("span", { class: "word" }, word || (end ? "↵" : ""));
   if (!word && end) shown.classList.add("line-end");
-  shown.style.setProperty("--heat", heat(step.logprob).toFixed(3));
-  const label = `${visible(step.text)}${surprise === null ? "" : `, ${surprise.toFixed(1)} bits`}`;
+  shown.style.setProperty("--heat", heat(logprob).toFixed(3));
+  const name = `${visible(step.text)}${logprobs.length > 1 ? ` (${logprobs.length} tokens)` : ""}`;
+  const label = surprise === null ? name : `${name}: ${surprise.toFixed(1)} bits`;
   return h(
     "span",
     {
-      class: `token ${step.wasRead ? "read" : "written"}`,
+      class: `token ${step.wasRead ? "read" : "written"}${isPart ? " part" : ""}`,
       role: "option",
       "aria-selected": "false",
       "aria-label": label,
-      title: surprise === null ? visible(step.text) : `${visible(step.text)}: ${surprise.toFixed(1)} bits`,
+      title: label,
     },
     before,
     shown,

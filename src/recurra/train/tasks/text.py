@@ -75,7 +75,8 @@ class TextTask(TokenTask):
         return run.experiment.data.load_tokenizer(run.folder.tokenizer)
 
     def explored(self, run: Any) -> dict[str, Any]:
-        return {"kind": "text", "start": first_tokens(run.tokenizer), "before": list(start_of(run.tokenizer))}
+        start, before = first_tokens(run.tokenizer), list(start_of(run.tokenizer))
+        return {"kind": "text", "start": start, "before": before, "examples": example_prompts(run.tokenizer)}
 
     def n_steps(self, experiment: Experiment) -> int:
         n_tokens: int = experiment.data.segment_length
@@ -97,6 +98,33 @@ class TextTask(TokenTask):
         lengths = ((batch.targets != IGNORED_TARGET) * torch.arange(1, batch.targets.shape[1] + 1)).amax(1)
         longest = int(lengths.argmax())
         return batch.inputs[longest : longest + 1, : int(lengths[longest])]
+
+
+_PROMPTS = (
+    *("Once upon a time", "In the beginning", "The meaning of life is", "It was the first time that"),
+    *(
+        "To be, or not to be",
+        "The company said",
+        "The first World War",
+        "def main():",
+        "Il était une fois",
+        "Es war einmal ein",
+    ),
+)
+
+
+def example_prompts(tokenizer: Any) -> list[str]:
+    """Return three prompts that take few tokens in this vocabulary, so that its model may know such texts.
+
+    A vocabulary of words that knows too few of them gives its first words.
+    """
+    words, unknown = getattr(tokenizer, "words", ()), getattr(tokenizer, "unk", None)
+    prompts = [*_PROMPTS, *(prompt.lower().replace(",", " ,") for prompt in _PROMPTS if words)]
+    tokens = {prompt: tokenizer.encode(prompt).tolist() for prompt in prompts}
+    known = [prompt for prompt in prompts if unknown not in tokens[prompt]]
+    if not words:
+        known.sort(key=lambda prompt: len(tokens[prompt]) / len(prompt))
+    return (known + [word for word in words[:100] if word.isalpha()])[:3]
 
 
 # --- weights to start from: a run's, a single file's, or a published model's ---
