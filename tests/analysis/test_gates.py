@@ -7,6 +7,7 @@ from recurra.convert.export.programs import GatedModel, gate_layers, state_tenso
 from recurra.mixers import GRUState, create_mixer, list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.shell import mixers_with_transition, transition_of
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 VOCABULARY, WIDTH = 6, 8
 OPTIONS = {"mamba2": {"d_state": 4}, "mamba3": {"d_state": 8}, "mlstm": {"n_heads": 2}}
@@ -54,10 +55,14 @@ def test_the_model_is_afterwards_as_before(tokens):
 
 
 def test_a_model_without_gates_is_refused(tokens):
-    with pytest.raises(ValueError, match=r"model is one with the mixers .*; expected a mixer with a method transition"):
+    expected = "expected a mixer with a method transition"
+    with pytest.raises(ValueError, match=f"model is a LanguageModel with the mixers Hyena, Performer; {expected}"):
         record_gates(make_model("hyena", "performer"), tokens)
-    with pytest.raises(TypeError, match=r"model is an Embedding .*; expected one with blocks, each with a mixer"):
-        record_gates(nn.Embedding(VOCABULARY, WIDTH), tokens)
+    config = TransformerXLConfig(vocab_size=VOCABULARY, segment_length=4, n_layer=1, d_model=WIDTH, n_heads=2)
+    for model in (TransformerXL(config), nn.Embedding(VOCABULARY, WIDTH)):
+        assert mixers_with_transition(model) == {}
+        with pytest.raises(ValueError, match=f"with no mixers in blocks; {expected}"):
+            record_gates(model, tokens)
 
 
 def made_record(magnitudes, tokens):

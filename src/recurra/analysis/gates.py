@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import sentence
+from recurra.checks import kind_of, sentence
 from recurra.models.shell import mixers_with_transition, transition_of
 
 
@@ -51,12 +51,13 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
 
     Raises:
         ValueError: no mixer of the model has a transition.
-        TypeError: the model has no blocks with mixers.
     """
     mixers = mixers_with_transition(model)
     if not mixers:
-        names = ", ".join(sorted({type(block.mixer).__name__ for block in model.blocks}))  # type: ignore[union-attr]
-        raise ValueError(sentence("model", f"one with the mixers {names}", "a mixer with a method transition(x)"))
+        blocks = getattr(model, "blocks", ())
+        names = ", ".join(sorted({type(block.mixer).__name__ for block in blocks if hasattr(block, "mixer")}))
+        got = f"{kind_of(model)} with {f'the mixers {names}' if names else 'no mixers in blocks'}"
+        raise ValueError(sentence("model", got, "a mixer with a method transition(x)"))
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     with ExitStack() as afterwards:
         for module in model.modules():

@@ -269,12 +269,9 @@ def _recomputed(forward: Callable[..., Any], checkpoint: Callable[..., Any], *gi
 
 def mixers_with_transition(model: nn.Module) -> dict[int, nn.Module]:
     """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0."""
-    try:
-        mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]
-    except AttributeError as error:
-        got = f"{kind_of(model)} ({error})"
-        raise TypeError(sentence("model", got, "one with blocks, each with a mixer")) from error
-    return {layer: mixer for layer, mixer in enumerate(mixers) if callable(getattr(mixer, "transition", None))}
+    blocks: Any = getattr(model, "blocks", ())
+    mixers = {layer: block.mixer for layer, block in enumerate(blocks) if hasattr(block, "mixer")}
+    return {layer: mixer for layer, mixer in mixers.items() if callable(getattr(mixer, "transition", None))}
 
 
 def transition_of(mixer: nn.Module, x: Tensor, state: Any = None) -> tuple[Tensor, Tensor]:

@@ -156,8 +156,6 @@ class ServedModel:
     @cached_property
     def gate_layers(self) -> dict[int, int]:
         """The number of channels of each layer whose mixer has a transition."""
-        if not hasattr(self.plain, "blocks"):
-            return {}
         mixers = mixers_with_transition(self.plain)
         return {layer: self._channels(mixer) for layer, mixer in mixers.items()}
 

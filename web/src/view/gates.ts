@@ -63,7 +63,7 @@ export class GateMap {
     if (!pane.model.gates.length) {
       this.element.classList.add("without");
       this.title.textContent = "Gates";
-      this.caption.textContent = "None: the mixers of this model do not decay their state.";
+      this.caption.textContent = "None: this model has no layer that decays its state.";
       return;
     }
     this.paint(isMagnitude);

@@ -215,7 +215,7 @@ class GatedModel(_FlatModel):
 
     def __init__(self, model: LanguageModelShell) -> None:
         super().__init__(model)
-        self.mixers = mixers_with_transition(model) if hasattr(model, "blocks") else {}
+        self.mixers = mixers_with_transition(model)
 
     def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return the logits, |a| and the phases of all layers, and the next state."""
