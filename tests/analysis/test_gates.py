@@ -106,13 +106,15 @@ def test_every_mixer_shows_its_gates_or_has_none(mixer):
     torch.testing.assert_close(later.phases[0], phase[:, 3:])
     if model.why_not_exportable():
         return
-    assert [tuple(layer) for layer in gate_layers(model)] == [(0, magnitude.shape[-1])]
+    n = magnitude.shape[-1]
+    shown = torch.linspace(0, n - 1, min(n, 64), dtype=torch.float64).round().long()
+    assert [tuple(layer) for layer in gate_layers(model)] == [(0, len(shown))]
     step, flat = GatedModel(model), zero_state(state_tensors(model), 1)
     for number, token in enumerate(tokens.split(1, 1)):
         with torch.no_grad():
             _, now, turned, *flat = step(token, *flat)
-        torch.testing.assert_close(now, magnitude[:, number])
-        torch.testing.assert_close(turned, phase[:, number])
+        torch.testing.assert_close(now, magnitude[:, number, shown])
+        torch.testing.assert_close(turned, phase[:, number, shown])
 
 
 def memory(state, field: str) -> torch.Tensor:

@@ -1,7 +1,7 @@
 /** A stream through a model that runs in the page: a state of constant size, and a few of its earlier states. */
 
 import type { Gates, Kept, Model, Sampling, Share, Step } from "../engine";
-import { MOST_CHANNELS, N_ALTERNATIVES, N_ANSWERS } from "../engine";
+import { N_ALTERNATIVES, N_ANSWERS } from "../engine";
 import { choose, largest, normaliser } from "./choosing";
 import type { TextEncoder } from "./tokenizer";
 import { TextPieces } from "./tokenizer";
@@ -129,20 +129,17 @@ function totalOf(place: Place): number {
   return (place.total ??= normaliser(place.logits!));
 }
 
-/** Evenly spaced channels of every layer, as bytes. */
+/** The channels of every layer, as bytes. */
 function gatesOf(model: Model, outputs: Outputs): Gates | null {
   if (!model.gates.length) return null;
   const gates: Gates = { magnitudes: [], phases: [] };
   let first = 0;
   for (const { channels } of model.gates) {
-    const count = Math.min(channels, MOST_CHANNELS);
-    const chosen = Array.from({ length: count }, (_, row) =>
-      first + (count > 1 ? Math.round((row * (channels - 1)) / (count - 1)) : 0),
-    );
+    const end = first + channels;
     const turns = (phase: number) => Math.round((256 * phase) / (2 * Math.PI)) & 255;
-    gates.magnitudes.push(Uint8Array.from(chosen, (at) => Math.round(255 * Math.min(1, outputs.magnitudes[at]))));
-    gates.phases.push(Uint8Array.from(chosen, (at) => turns(outputs.phases[at])));
-    first += channels;
+    gates.magnitudes.push(Uint8Array.from(outputs.magnitudes.subarray(first, end), (value) => Math.round(255 * Math.min(1, value))));
+    gates.phases.push(Uint8Array.from(outputs.phases.subarray(first, end), turns));
+    first = end;
   }
   return gates;
 }

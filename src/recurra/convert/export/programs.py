@@ -186,10 +186,13 @@ def _trace(
     return StreamProgram(program, state)
 
 
+_MOST_CHANNELS = 64  # of a layer, evenly spaced
+
+
 class GateLayer(NamedTuple):
     """A layer whose transition a gated program returns.
 
-    layer: its number, from 0. channels: how many numbers it has for each of |a| and the phase.
+    layer: its number, from 0. channels: how many numbers the program returns for each of |a| and the phase.
     """
 
     layer: int
@@ -229,12 +232,20 @@ class GatedModel(_FlatModel):
         gates: list[tuple[Tensor, Tensor]] = []
 
         def keep(mixer: nn.Module, arguments: tuple[Any, ...]) -> None:
-            gates.append(transition_of(mixer, *arguments))
+            magnitude, phase = transition_of(mixer, *arguments)
+            gates.append((_shown(magnitude), _shown(phase)))
 
         with ExitStack() as afterwards:
             for mixer in self.mixers.values():
                 afterwards.callback(mixer.register_forward_pre_hook(keep).remove)
             return super().forward(tokens, *state), gates
+
+
+def _shown(values: Tensor) -> Tensor:
+    """Take the channels that the page shows."""
+    n = values.shape[-1]
+    spaced = [round(row * (n - 1) / (_MOST_CHANNELS - 1)) for row in range(_MOST_CHANNELS)]
+    return values if n <= _MOST_CHANNELS else values[..., torch.tensor(spaced)]
 
 
 _aten: Any = torch.ops.aten
