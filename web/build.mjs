@@ -37,6 +37,8 @@ for (const [provider, name] of Object.entries({ wasm: "worker.js", webgpu: "work
 }
 const inApp = { ...define, WORKER_DIGESTS: JSON.stringify(workerDigests) };
 await build({ ...common, entryPoints: [join(here, "src/main.ts")], outfile: join(target, "app.js"), define: inApp });
+await build({ ...common, entryPoints: [join(here, "src/recurra.ts")], outfile: join(target, "recurra.js"), define: inApp });
+await copyFile(join(here, "recurra.d.ts"), join(target, "recurra.d.ts"));
 await build({ ...common, format: undefined, entryPoints: [join(here, "src/style.css")], outfile: join(target, "style.css") });
 await copyFile(join(here, "icon.svg"), join(target, "icon.svg"));
 const index = await readFile(join(here, "index.html"), "utf8");

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import recurra.convert.export._page_files
-from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
+from recurra.convert.export._page_files import MODULE, PAGE, RUNTIME, WEBGPU, page_file
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "web"
@@ -47,7 +47,7 @@ def test_onnxruntime_is_the_pinned_version():
 
 
 def test_every_file_can_be_read():
-    names = PAGE + RUNTIME + WEBGPU
+    names = PAGE + RUNTIME + MODULE + WEBGPU
     assert {name: len(page_file(name)) > 100 for name in names} == dict.fromkeys(names, True)
     for name in ("ort-wasm-simd-threaded.wasm", "ort-wasm-simd-threaded.asyncify.wasm"):
         assert page_file(name).startswith(b"\0asm")

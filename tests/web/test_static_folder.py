@@ -20,6 +20,7 @@ from recurra import open_run
 from recurra.cli import main
 from recurra.data.memory_horizon import memory_horizon_targets
 from recurra.decoding.linear import pack_linear_layers
+from recurra.serve._model import first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 
 PROMPT = "the dog saw\n a naïve cat ran away"
 N_TOKENS = 40
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
 NO_TIME_BETWEEN_MESSAGES = """
 let time = 0;
 performance.now = () => (time += 1000);
@@ -107,6 +109,14 @@ def test_a_stream_goes_on_as_generate_does_is_found_again_and_forked(runs, texts
     assert text(page, "B") == text(page, "A")
 
 
+PLAYED_WITH_THE_MODULE = """async (played) => {
+    const { load } = await import("./recurra.js");
+    const stream = (await load()).stream();
+    const read = await stream.feed(played);
+    return [read.map(({ answers }) => answers[0].id), await stream.generate(1).next().catch((error) => error.message)];
+}"""
+
+
 def test_the_game_answers_as_the_model_does(runs, game, page, static_host):
     open_explorer(page, static_host(game))
     played = [2, 3, 4, 5, 1, 0, 4, 4, 5, 3]
@@ -119,6 +129,9 @@ def test_the_game_answers_as_the_model_does(runs, game, page, static_host):
         answers = model(torch.tensor([played]))[0][0].argmax(-1).tolist()
     targets = memory_horizon_targets(torch.tensor([played]), modulus=7)[0].tolist()
     assert page.locator(".cell .answer").all_text_contents() == list(map(str, answers))
+    said, refusal = page.evaluate(PLAYED_WITH_THE_MODULE, played)
+    assert said == answers
+    assert "the model is horizon; expected one of text" in refusal
     shown = page.locator(".cell .truth").all_text_contents()
     assert shown == ["✓" if answer == target else str(target) for answer, target in zip(answers, targets)]
 
@@ -133,6 +146,92 @@ def hastened(folder: Path, copy: Path) -> Path:
     app.write_bytes(app.read_bytes().replace(*digests))
     index.write_text(re.sub(' integrity="[^"]*"', "", index.read_text(encoding="utf-8")), encoding="utf-8")
     return copy
+
+
+USE_OF_THE_MODULE = """async ([prompt, n]) => {
+    const { load } = await import("/FOLDER/recurra.js");
+    const ids = async (tokens) => {
+        const found = [];
+        for await (const { id } of tokens) found.push(id);
+        return found;
+    };
+    const refusal = (promise) => promise.then(() => null, (error) => error.message);
+    const greedy = { temperature: 0 };
+    const model = await load("FOLDER", { name: "words" });
+    const [stream, empty] = [model.stream(), model.stream()];
+    const read = await stream.feed(prompt);
+    const [twin, other] = [stream.fork(), stream.fork()];
+    const [logits, probabilities] = [await stream.logits(), await stream.probabilities()];
+    const [left, busy] = [[], []];
+    for await (const { id } of other.generate(10000, greedy)) { // the worker is ahead when the loop ends
+        if (!left.length) busy.push(await refusal(other.feed([id])), await refusal(other.logits()));
+        if (left.push(id) === 5) break;
+    }
+    const example = (await load()).stream();
+    await example.feed("The");
+    let said = "The";
+    for await (const { text } of example.generate(50, { temperature: 0.8, topP: 0.9, seed: 1 })) said += text;
+    const drawn = (count, sampling) => ids(twin.fork(read.length).generate(count, sampling));
+    return {
+        model: [model.name, model.weights, model.stateBytes],
+        read: read.map(({ id, logprob }) => [id, logprob]),
+        logits: [...logits], probabilities: [...probabilities],
+        written: await ids(stream.generate(n, greedy)), tokens: stream.tokens,
+        twin: await ids(twin.generate(n, { topK: 1 })),
+        left: left.concat(await ids(other.generate(n - 5, greedy))), busy,
+        earlier: await ids(stream.fork(read.length + 3).generate(n - 3, greedy)),
+        drawn: await Promise.all([3, 3, 4].map((seed) => drawn(n, { seed }))),
+        ofTwo: await Promise.all([...Array(16).keys()].map((seed) => drawn(1, { seed, topK: 2, temperature: 1000 }))),
+        refusals: await Promise.all([
+            load("FOLDER", { name: "none" }), load("nowhere"), twin.feed([-1]), (async () => twin.fork(-1))(),
+            ...[{ temperature: NaN }, { topK: 0 }, { topP: 2 }, { seed: 2 ** 32 }].map((wrong) => drawn(1, wrong)),
+            drawn(0.5, {}),
+        ].map(refusal)),
+        nothing: await empty.logits(), begun: (await ids(empty.generate(1, greedy))) && empty.tokens, said,
+    };
+}"""
+
+
+def test_the_module_reads_generates_and_forks_in_another_page(runs, texts, tmp_path, page, static_host):
+    """The page is the guide's example; what it writes with its seed, the module writes again."""
+    (example,) = re.findall(r"```html\n(<!doctype.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "index.html").write_text(example, encoding="utf-8")
+    (tmp_path / "FOLDER").symlink_to(texts)
+    page.goto(static_host(tmp_path))
+    found = page.evaluate(USE_OF_THE_MODULE, [PROMPT, 12])
+
+    stream = stream_of(runs, "words")
+    read, logits = stream.encode(PROMPT).tolist(), stream.feed(PROMPT)
+    written = list(stream.generate(12, sampling=SamplingConfig(temperature=0.0)))
+    assert found["model"] == ["words", "int8", 16 * 8]
+    assert [token for token, _ in found["read"]] == read
+    assert [logprob is None for _, logprob in found["read"]] == [True] + [False] * (len(read) - 1)
+    torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=0, atol=5e-2 * float(logits.abs().max()))
+    torch.testing.assert_close(torch.tensor(found["probabilities"]), torch.tensor(found["logits"]).softmax(-1))
+    assert found["tokens"] == read + written
+    assert found["written"] == found["twin"] == found["left"] == written
+    assert found["earlier"] == written[3:]
+    first, again, other = found["drawn"]
+    assert first == again != other
+    assert {token for (token,) in found["ofTwo"]} == set(torch.tensor(found["logits"]).topk(2).indices.tolist())
+    assert ["the stream is busy; expected one at rest" in said for said in found["busy"]] == [True, True]
+    refusals = (
+        "name is none; expected one of bpe, words",
+        "/nowhere/engine.json is missing (404)",
+        "a token is -1",
+        "position is -1",
+        "temperature is NaN",
+        "topK is 0",
+        "topP is 2",
+        "seed is 4294967296",
+        "n is 0.5",
+    )
+    assert all(part in said for part, said in zip(refusals, found["refusals"], strict=True))
+    assert found["nothing"] is None
+    start = first_tokens(stream.tokenizer)
+    assert found["begun"] == [*start, int(stream_of(runs, "words").feed(start).argmax())]
+    page.click("#go")
+    page.wait_for_function("(said) => document.querySelector('#text').textContent === said", arg=found["said"])
 
 
 @pytest.mark.slow  # tests/web/test_server_page.py does it on a server

@@ -53,6 +53,8 @@ export interface Sampling {
   maxTokens: number;
   temperature: number;
   topP: number;
+  topK?: number;
+  seed?: number;
 }
 
 export type Input = { text: string } | { tokens: number[] };

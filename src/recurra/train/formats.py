@@ -22,7 +22,7 @@ from recurra._choices import Format, GgufType
 from recurra._files.digests import STAMP
 from recurra._files.writing import put_in_place, replace_files, replacing
 from recurra.checks import require, require_literal, sentence
-from recurra.convert.export._page_files import PAGE, RUNTIME, WEBGPU, page_file
+from recurra.convert.export._page_files import MODULE, PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
 from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.convert.published.folder import (
@@ -334,7 +334,7 @@ def export_web(
     _require_free("web", folder, force)  # a run's tokenizer.json would be written over
     for run in runs:
         _require_task(run)
-    files = {name: page_file(name) for name in PAGE + RUNTIME + (WEBGPU if webgpu else ())}
+    files = {name: page_file(name) for name in PAGE + RUNTIME + MODULE + (WEBGPU if webgpu else ())}
     models, differences = [], []
     for number, run in enumerate(runs, 1):
         described, own_files, difference = _exported(run, weights, "" if number == 1 else f"-{number}")

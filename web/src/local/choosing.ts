@@ -27,11 +27,15 @@ export function largest(logits: Float32Array, k: number): number[] {
 export function choose(logits: Float32Array, sampling: Sampling, random: () => number): number {
   if (sampling.temperature === 0) return largest(logits, 1)[0];
   const scaled = logits.map((logit) => logit / sampling.temperature);
+  if (sampling.topK !== undefined && sampling.topK < scaled.length) {
+    const smallest = scaled[largest(scaled, sampling.topK)[sampling.topK - 1]];
+    for (let id = 0; id < scaled.length; id++) if (scaled[id] < smallest) scaled[id] = -Infinity;
+  }
   const total = normaliser(scaled);
   // All tokens below this share together hold less than 1 - top-p, so that none of them is among the likeliest.
   const least = total + Math.log((1 - sampling.topP) / scaled.length);
   const order: number[] = [];
-  for (let id = 0; id < scaled.length; id++) if (scaled[id] >= least) order.push(id);
+  for (let id = 0; id < scaled.length; id++) if (scaled[id] >= least && scaled[id] > -Infinity) order.push(id);
   if (sampling.topP < 1) order.sort((one, other) => scaled[other] - scaled[one]);
   let kept = 0;
   let mass = 0;
@@ -42,4 +46,15 @@ export function choose(logits: Float32Array, sampling: Sampling, random: () => n
     if (left <= 0) return order[place];
   }
   return order[kept - 1];
+}
+
+/** Numbers from 0 to 1 that a seed determines: mulberry32. */
+export function seeded(seed: number): () => number {
+  let state = seed;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
 }

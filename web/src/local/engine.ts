@@ -112,8 +112,7 @@ async function loaded(base: string, provider: Provider): Promise<[Line, Loaded]>
 }
 
 /** WebGPU where it can be had and agrees with WebAssembly; the last part says what there is, and why. */
-async function chosen(base: string, webgpuIsThere: boolean): Promise<[Line, Loaded, string]> {
-  const wanted = asked();
+async function chosen(base: string, webgpuIsThere: boolean, wanted: Provider | null): Promise<[Line, Loaded, string]> {
   let why = wanted === "wasm" ? "not requested" : await obstacle(webgpuIsThere, wanted === "webgpu");
   if (why === null) {
     try {
@@ -130,9 +129,13 @@ async function chosen(base: string, webgpuIsThere: boolean): Promise<[Line, Load
   return [line, found, webgpuIsThere ? `${said} (no WebGPU: ${why})` : said];
 }
 
-export async function localEngine(webgpuIsThere: boolean): Promise<Engine> {
-  const base = new URL("./", document.baseURI).href;
-  const [line, { models }, provider] = await chosen(base, webgpuIsThere);
+/** The models of the folder at `base`, by default the page's own; `wanted` is null where either provider will do. */
+export async function localEngine(
+  webgpuIsThere: boolean,
+  base = new URL("./", document.baseURI).href,
+  wanted = asked(),
+): Promise<Engine> {
+  const [line, { models }, provider] = await chosen(base, webgpuIsThere, wanted);
   const number = (model: Model) => models.findIndex((other) => other.name === model.name);
   return {
     kind: "local",

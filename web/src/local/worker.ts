@@ -4,6 +4,7 @@ import * as ort from "onnxruntime-web/wasm";
 import type { Kept, Model, Step, Task } from "../engine";
 import { fetched, fetchedWith, parsed, requireDigest } from "../files";
 import { difference } from "./agreement";
+import { seeded } from "./choosing";
 import type { Call, Loaded, Reply, Request } from "./messages";
 import type { Provider } from "./provider";
 import type { Outputs, Runner } from "./stream";
@@ -191,7 +192,9 @@ async function answer(call: number, order: Call): Promise<Loaded | Kept | null> 
     }
     case "generate": {
       const stream = streamOf(order.stream);
-      await stepwise(call, order.sampling.maxTokens, () => stream.write(order.sampling, Math.random));
+      const { maxTokens, seed } = order.sampling;
+      const random = seed === undefined ? Math.random : seeded(seed);
+      await stepwise(call, maxTokens, () => stream.write(order.sampling, random));
       return null;
     }
     case "fork":
