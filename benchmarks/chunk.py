@@ -20,7 +20,10 @@ from benchmarks.timing import interleaved, median_ratio
 from recurra import delta_rule, gate_loop
 from recurra.train._process import keep_large_blocks
 
-NAMES = ("chunk", "chunk, vector gate", "chunk, complex gate", "delta rule", "sdpa", "scan", "recurrent")
+NAMES = (
+    *("chunk", "chunk, vector gate", "chunk, complex gate", "delta rule", "delta rule, chunk"),
+    *("sdpa", "scan", "recurrent"),
+)
 SLOW = ("scan", "recurrent")
 
 
@@ -41,9 +44,10 @@ def _call(name: str, shape: tuple[int, int, int, int]) -> Callable[[], object]:
         if name == "sdpa":
             q, k, v = (x.transpose(1, 2) for x in inputs[:3])
             return scaled_dot_product_attention(q, k, v, is_causal=True), inputs[:3]
-        if name == "delta rule":
+        if name.startswith("delta rule"):
             q, k, v, a = inputs
-            return delta_rule(q, normalize(k, dim=-1), v, a, torch.full_like(a, 0.5))[0], inputs
+            mode = name.partition(", ")[2] or "auto"
+            return delta_rule(q, normalize(k, dim=-1), v, a, torch.full_like(a, 0.5), mode=mode)[0], inputs
         return gate_loop(*inputs, mode=name.partition(",")[0])[0], inputs
 
     def call() -> object:

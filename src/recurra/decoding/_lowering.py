@@ -296,8 +296,8 @@ def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor
 
 
 @_rule("recurra.delta_rule_fused.default")
-def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Tensor) -> None:
-    q, k, v, a, b, state = operands
+def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
+    q, k, v, a, b, state, *_ = operands
     if q.shape[1] != 1:
         raise StepNotCompiled(f"a delta rule of {q.shape[1]} steps")
     y, q, k, v, a, b = (x[:, 0].flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))

@@ -10,7 +10,7 @@ from recurra import delta_rule
 from recurra.ops.delta_rule import operator
 
 LENGTHS = (1, 2, 5, 17, 64, 65, 150)  # chunks have 64 steps: less than one, one, and three of which the last is short
-MODES = ("recurrent", "chunk", "auto")
+MODES = ("recurrent", "chunk", "auto")  # "fused" has a file of its own
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "db", "dstate")
 
 
@@ -146,7 +146,7 @@ def test_the_eigenvalue_along_the_key_can_be_negative(mode):
     torch.testing.assert_close(last, state * torch.tensor([0.5 * (1 - 1.7), 0.5], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "fused"])
 def test_half_types_are_computed_in_float32_also_under_autocast(draw, mode):
     inputs = draw(70, 2, 16, 16)
     half = inputs._replace(**{name: getattr(inputs, name).bfloat16() for name in "qkv"})
@@ -177,4 +177,5 @@ def test_auto_takes_what_was_measured_as_the_fastest(draw, monkeypatch):
     assert taken == ["recurrent", "recurrent", "chunk", "chunk"]
     for length in (1, 200):
         delta_rule(*draw(length).to(torch.float32))
-    assert taken[4:] == ["fused", "fused"]
+        delta_rule(*(x.requires_grad_() for x in draw(length).to(torch.float32)))
+    assert taken[4:] == ["fused"] * 4

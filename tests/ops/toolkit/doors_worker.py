@@ -175,12 +175,17 @@ def of_other_operators():
     delta |= {"a": ones(4, 6, 3, 1), "b": ones(4, 6, 3, 1), "state": ones(4, 3, 5, 7)}
     selective = {"x": ones(2, 20, 24), "step": ones(2, 20, 24), "a": ones(24, 3), "b": ones(2, 20, 3)}
     selective |= {"c": ones(2, 20, 3), "h0": ones(2, 3, 24)}
+    learned = {"dy": ones(4, 6, 3, 7), "dlast": ones(4, 3, 5, 7)} | delta
+    learned |= {"u": ones(4, 6, 3, 7), "kept": ones(4, 15, 7)}
     kept = {"dy": ones(2, 20, 24), "dlast": ones(2, 3, 24)} | selective | {"kept": ones(2, 6, 24)}
     features = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
     turning = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
     shifted = {"x": ones(4, 6, 5), "state": ones(4, 3, 5), "weight": ones(4, 5), "bias": ones(5)}
     cases = {
         "delta rule": each_wrong(in_order(ops.delta_rule_fused), delta, [*delta][1:]),
+        "delta rule, backward": each_wrong(
+            in_order(ops.delta_rule_fused_backward), learned, [n for n in learned if n != "q"]
+        ),
         "selective": each_wrong(in_order(ops.selective_scan, True), selective, [*selective][1:], shared="a"),
         "selective, backward": each_wrong(
             in_order(ops.selective_scan_backward), kept, [n for n in kept if n != "x"], shared="a"

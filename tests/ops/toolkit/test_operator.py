@@ -58,6 +58,10 @@ def of_delta_rule():
     return [draw(2, 5, 2, 3), draw(2, 5, 2, 3), draw(2, 5, 2, 7), draw(2, 5, 2, 1), draw(2, 5, 2, 1), draw(2, 2, 3, 7)]
 
 
+def of_delta_rule_backward():
+    return [draw(2, 5, 2, 7), None, *of_delta_rule(), draw(2, 5, 2, 7), draw(2, 6, 7)]
+
+
 def of_neumann():
     buffers = [torch.zeros(6), torch.zeros(6), torch.zeros((), dtype=torch.int64), torch.eye(4), torch.eye(4)]
     return [draw(6), *buffers, 2, 100, 1e-6]
@@ -80,6 +84,8 @@ CASES = {
         lambda: [draw(2, 20, 24), draw(2, 3, 24), *of_selective(), draw(2, 6, 24)], 14 * 960 * 3
     ),
     "delta_rule_fused": (of_delta_rule, 6 * 60 * 7),
+    "delta_rule_fused, states kept": (lambda: [*of_delta_rule(), True], 6 * 60 * 7),
+    "delta_rule_fused_backward": (of_delta_rule_backward, 16 * 60 * 7),
     "delta_rule": (of_delta_rule, 0),  # of traces, where nobody counts
     "matrix_scan": (lambda: [draw(3, 3), draw(2, 5, 3), draw(2, 3)], 0),
     "decoding_linear": (lambda: [draw(3, 5), draw(7, 5), draw(7), draw(7)], 0),

@@ -20,6 +20,7 @@ from recurra.ops._toolkit.vectors import (
     store,
     store_part,
     totals,
+    turn,
     width_of,
 )
 
@@ -187,3 +188,14 @@ def test_sums_within_vectors(dtype):
     assert torch.equal(out, a.sum(1))
     numba.njit(lambda a, out: store(out, 0, lanes, folded(load(a, 0, long))))(a.data_ptr(), out.data_ptr())
     assert torch.equal(out, a[:4].sum(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_become_columns_and_nothing_beyond_them_is_written(dtype):
+    lanes, source = lanes_of(dtype), torch.randn(WIDTH, 20, dtype=dtype)
+    kernel = numba.njit(lambda a, out, n, m: turn(a, 20, out, 30, n, m, lanes))
+    for n_rows, n_columns in ((WIDTH, WIDTH), (WIDTH + 1, 7), (3, WIDTH + 9), (1, 1), (5, 0)):
+        out, (n, m) = torch.full((20, 30), 9.0, dtype=dtype), (min(n_rows, WIDTH), min(n_columns, WIDTH))
+        kernel(source.data_ptr(), out.data_ptr(), n_rows, n_columns)
+        assert torch.equal(out[:m, :n], source[:n, :m].T)
+        assert (out == 9).sum() == out.numel() - n * m

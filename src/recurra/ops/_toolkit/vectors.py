@@ -386,6 +386,49 @@ def totals(typing_context: Any, address: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def turn(
+    typing_context: Any, source: Any, pitch: Any, out: Any, out_pitch: Any, n_rows: Any, n_columns: Any, lanes: Any
+) -> Any:
+    """Copy a tile of real numbers, rows to columns: up to as many of both as a vector has numbers, in registers.
+
+    A pitch is the number of floats from one row to the next.
+    """
+    kind: Lanes = lanes.lanes
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
+        source, pitch, out, out_pitch, n_rows, n_columns, _ = args
+        nothing, size = _alternating(Vector(kind).ir, 0.0, 0.0), ir.IntType(32)(kind.n_bytes)
+        none = _constant(ir.VectorType(ir.IntType(1), kind.width), 0)
+
+        def row(address: ir.Value, pitch: ir.Value, i: int, count: ir.Value, mask: ir.Value) -> tuple:
+            index = ir.Constant(count.type, i)
+            there = builder.icmp_signed("<", index, count)
+            return _address(builder, kind, address, builder.mul(index, pitch)), builder.select(there, mask, none)
+
+        in_row = _first(builder, kind, n_columns)
+        rows = [
+            call_llvm(builder, _masked("load", kind), nothing.type, x, size, mask, nothing)
+            for x, mask in (row(source, pitch, i, n_rows, in_row) for i in range(kind.width))
+        ]
+        places, i32s, step = range(kind.width), ir.VectorType(ir.IntType(32), kind.width), 1
+        while step < kind.width:  # blocks of step x step numbers change places
+            low = [i if i & step == 0 else kind.width + i - step for i in places]
+            high = [i + step if i & step == 0 else kind.width + i for i in places]
+            for i in (i for i in places if i & step == 0):
+                pair = rows[i], rows[i + step]
+                rows[i] = builder.shuffle_vector(*pair, ir.Constant(i32s, low))
+                rows[i + step] = builder.shuffle_vector(*pair, ir.Constant(i32s, high))
+            step *= 2
+        in_column = _first(builder, kind, n_rows)
+        for j, column in enumerate(rows):
+            x, mask = row(out, out_pitch, j, n_columns, in_column)
+            call_llvm(builder, _masked("store", kind), ir.VoidType(), column, x, size, mask)
+
+    words = (types.int64,) * 6
+    return types.void(*words, lanes), generate
+
+
+@intrinsic
 def prefetch(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
     """Prefetch the cache line `index` floats after `address`, wherever that is: a prefetch never faults."""
 

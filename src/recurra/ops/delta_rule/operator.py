@@ -1,4 +1,4 @@
-"""The gated delta rule: its front door, and its kernel as a torch operator."""
+"""The gated delta rule: its front door, and its two kernels as torch operators with derivatives."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from torch import Tensor
 from recurra.checks import kind_of, require_layout, require_literal, require_tensor, sentence
 from recurra.ops._operator import (
     HALF,
+    Differentiable,
     OneNode,
     Operator,
     addresses,
     is_any_length,
-    needs_gradient,
-    transforms_are_active,
+    usable_threads,
 )
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops.delta_rule.reference import chunk, recurrent
@@ -45,19 +45,29 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: 
 
 
 def _why_not_fused(*tensors: Tensor) -> str:
-    """Say why the kernel does not take q, k, v, a, b and the state, of one type; "" if it does."""
+    """Say why the kernels do not take q, k, v, a, b and the state, of one type; "" if they do."""
     device, dtype = tensors[0].device, tensors[0].dtype
     if device.type != "cpu":
-        return f"the kernel runs on the CPU, and the tensors are on {device}"
+        return f"the kernels run on the CPU, and the tensors are on {device}"
     if dtype != torch.float32:
-        return f"the kernel computes in float32, not in {str(dtype).removeprefix('torch.')}"
-    if transforms_are_active() or needs_gradient(*tensors):
-        return "the kernel has no derivatives"
+        return f"the kernels compute in float32, not in {str(dtype).removeprefix('torch.')}"
     return NUMBA_IS_MISSING
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> None:
-    """Refuse what the kernel cannot take: float32 on the CPU, q (B, L, H, d_qk), a and b (B, L, H, 1)."""
+_EVERY = 32
+"""Steps between two states that the forward pass keeps: with heads of 64 channels, they take twice the memory of v."""
+
+
+def _kept_shape(q: Tensor, v: Tensor) -> tuple[int, int, int]:
+    """The states that enter the first and every `_EVERY`th step after it: (B, H, chunks, d_qk, d_v) in memory.
+
+    One dimension has heads, chunks and d_qk: a trace for any length would ask whether there is one chunk.
+    """
+    return q.shape[0], q.shape[2] * ((q.shape[1] + _EVERY - 1) // _EVERY) * q.shape[3], v.shape[3]
+
+
+def _check(q, k, v, a, b, state, keep=False):  # type: ignore[no-untyped-def]
+    """Refuse what the kernels cannot take: float32 on the CPU, q (B, L, H, d_qk), a and b (B, L, H, 1)."""
     if q.dim() != 4 or q.dtype != torch.float32:
         raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
     steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
@@ -68,33 +78,107 @@ def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor)
     require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
 
 
-def _run(results: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> None:
-    y, last = results
+def _allocate(q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
+    u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
+    return v.new_empty(v.shape), state.new_empty(state.shape), v.new_empty(u), state.new_empty(kept)
+
+
+def _dense(*tensors: Tensor) -> list[Tensor]:
+    return [x.resolve_neg().contiguous() for x in tensors]
+
+
+def _run(results, q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
+    y, last, u, kept = results
     if 0 in (q.numel(), v.numel()):
         y.zero_(), last.copy_(state)
         return
-    from recurra.ops.delta_rule._cpu import delta_rule_forward
+    from recurra.ops.delta_rule._cpu import delta_rule_forward, forward_scratch
 
     batch, length, heads, d_qk = q.shape
-    inputs = [x.resolve_neg().contiguous() for x in (q, k, v, a, b, state)]
+    workers, size, inputs = min(usable_threads(), batch * heads), forward_scratch(d_qk), _dense(q, k, v, a, b, state)
+    scratch = q.new_empty(workers * size)
     delta_rule_forward(
-        *addresses(*inputs, last, y), batch, length, heads, d_qk, v.shape[3],
-        jobs=batch * heads, work=length * state.numel(),
+        *addresses(*inputs, last, y), *(addresses(u, kept) if keep else (0, 0)), scratch.data_ptr(), size,
+        batch, length, heads, d_qk, v.shape[3], _EVERY, workers, jobs=workers, work=length * state.numel(),
     )  # fmt: skip
 
 
-_fused = Operator(
-    "delta_rule_fused(Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state) -> (Tensor, Tensor)",
+def _check_back(dy, dlast, q, k, v, a, b, state, u, kept):  # type: ignore[no-untyped-def]
+    _check(q, k, v, a, b, state)
+    for name, x, shape in (("dy", dy, v.shape), ("dlast", dlast, state.shape)):
+        if x is not None:
+            require_layout(name, x, shape, q.dtype, q.device)
+    require_layout("u", u, v.shape, q.dtype, q.device)
+    require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
+
+
+def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept):  # type: ignore[no-untyped-def]
+    dy = torch.zeros_like(v) if dy is None else dy
+    dlast = torch.zeros_like(state) if dlast is None else dlast
+    if 0 in (q.numel(), v.numel()):
+        for gradient in results[:5]:
+            gradient.zero_()
+        results[5].copy_(dlast)
+        return
+    from recurra.ops.delta_rule._cpu import backward_scratch, delta_rule_backward, rows_of_block
+
+    batch, length, heads, d_qk = q.shape
+    workers, size = min(usable_threads(), batch * heads), backward_scratch(d_qk, _EVERY)
+    inputs, scratch = _dense(dy, dlast, q, k, a, b, u, kept), q.new_empty(workers * size)
+    delta_rule_backward(
+        *addresses(*inputs, *results, scratch), size, batch, length, heads, d_qk, v.shape[3], _EVERY,
+        rows_of_block(d_qk), workers, jobs=workers, work=length * state.numel(),
+    )  # fmt: skip
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state"
+_operator = Operator(
+    f"delta_rule_fused({_INPUTS}, bool keep=False) -> (Tensor, Tensor, Tensor, Tensor)",
     check=_check,
-    allocate=lambda q, k, v, a, b, state: (v.new_empty(v.shape), state.new_empty(state.shape)),
+    allocate=_allocate,
     run=_run,
     flops=lambda q, k, v, *_: 6 * math.prod(q) * v[-1],  # a value read, one written, and the output
 )
-_fused.record = recurrent
+_back = Operator(
+    f"delta_rule_fused_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u, Tensor kept) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_back,
+    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:6]),
+    run=_run_back,
+    # the state again, and seven products with their sums
+    flops=lambda dy, dlast, q, k, v, *_: 16 * math.prod(q) * v[-1],
+)
+
+
+def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
+    results = _operator(*inputs, keep)
+    return results, (*inputs, *results[2:])
+
+
+_with_gradients = Differentiable(
+    _forward,
+    lambda gradients, saved, needs: _back(*gradients[:2], *saved),
+    n_inputs=6,
+    reference=lambda *inputs: _MODES[_without_kernels(inputs[0])](*inputs),
+    constant=(2, 3),
+)
+
+
+def _record(q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
+    y, last, u, kept = _with_gradients(q, k, v, a, b, state)
+    return y, last, *((u, kept) if keep else (u.new_empty(0), u.new_empty(0)))
+
+
+_operator.record = _record
+
+
+def _fused(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    y, last, *_ = _with_gradients(*inputs)
+    return y, last
 
 
 Mode = Literal["auto", "recurrent", "chunk", "fused"]
-_FEW = 4  # the most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/lab-log.md)
+_FEW = 4  # the most steps that "auto" computes one by one without kernels: measured on a CPU (docs/lab-log.md)
 
 _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk, "fused": _fused}
 
@@ -126,7 +210,8 @@ def delta_rule(
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, in O(L) steps.
             "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them.
-            "fused": step by step by one Numba kernel: float32 on the CPU, where no gradient is needed.
+            "fused": step by step by Numba kernels, one for each pass: float32 on the CPU. Under torch.func and
+                forward derivatives, for which they have no rule, it is one of the others.
             "auto": "fused" if it applies; else "recurrent" for up to 4 steps, and "chunk" for more.
 
     Returns:
@@ -178,4 +263,8 @@ def _choose_mode(mode: str, *tensors: Tensor) -> str:
         return "fused"
     if mode == "fused":
         raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
-    return "recurrent" if tensors[0].shape[1] <= _FEW else "chunk"
+    return _without_kernels(tensors[0])
+
+
+def _without_kernels(q: Tensor) -> str:
+    return "recurrent" if q.shape[1] <= _FEW else "chunk"
