@@ -16,12 +16,13 @@ TURN = torch.polar(torch.rand(6), torch.randn(6))
 TABLE = torch.randn(9, 6)
 
 
-def fused_step(x, z):
-    q, k, v, re, im = x.unsqueeze(1).unbind(-1)
+def fused_steps(x, z):
+    q, k, v, re, im = x.unbind(-1)
     planes = torch.view_as_real(z[..., 0]).unbind(-1)
     y, h_re, h_im = torch.ops.recurra.gate_loop_fused(q, k, v, re, im, *planes, False, "numba")
     real, last, _ = torch.ops.recurra.gate_loop_fused(q, k, v, re, None, planes[0], None, False, "numba")
-    return y, torch.complex(h_re, h_im), real, last
+    states = torch.ops.recurra.gate_loop_fused(q, k, v, re, im, *planes, True, "numba")
+    return y, torch.complex(h_re, h_im), real, last, *states
 
 
 def delta_step(x, h):
@@ -61,7 +62,11 @@ STEPS = {
     "scan": (lambda x, h: (scan(VECTOR.expand(x.shape), x, h, False, "numba"),), [S, H]),
     "complex scan": (lambda x, h: (scan(TURN.expand(x.shape), x, h, False, "numba"),), [(*S, None), (*H, None)]),
     "delta rule": (delta_step, [(2, 1, 3, 19), (2, 3, 5, 7)]),
-    "gate loop": (fused_step, [(2, 6, 5), (2, 6, 1, None)]),
+    "gate loop": (fused_steps, [(2, 1, 6, 5), (2, 6, 1, None)]),
+    "scan of 4": (lambda x, h: (scan(VECTOR.expand(x.shape), x, h, False, "numba"),), [(2, 4, 6), H]),
+    "complex, of 4": (lambda z, h: (scan(z, z, h, False, "numba"),), [(2, 4, 6, None), (*H, None)]),
+    "gate loop of 2": (fused_steps, [(2, 2, 6, 5), (2, 6, 1, None)]),
+    "gate loop of 4": (fused_steps, [(1, 4, 6, 5), (1, 6, 1, None)]),
 }  # fmt: skip
 
 
@@ -152,11 +157,8 @@ def test_steps_that_have_no_instructions(step, message):
         lower_step(step, [torch.randn(3, 6)])
 
 
-def test_several_steps_of_a_recurrence_are_not_one():
-    with pytest.raises(StepNotCompiled, match="a scan of 3 steps"):
-        lower_step(lambda x: (scan(x, x, x[:, 0], False, "numba"),), [torch.randn(2, 3, 6)])
+def test_recurrences_that_are_not_written_step_by_step():
+    with pytest.raises(StepNotCompiled, match="a scan that begins at the last step"):
+        lower_step(lambda x: (scan(x, x, x[:, 0], True, "numba"),), [torch.randn(2, 3, 6)])
     with pytest.raises(StepNotCompiled, match="a delta rule of 3 steps"):
         lower_step(delta_step, [torch.randn(2, 3, 3, 19), torch.randn(2, 3, 5, 7)])
-    step = torch.ops.recurra.gate_loop_fused
-    with pytest.raises(StepNotCompiled, match="a recurrence of 3 steps"):
-        lower_step(lambda x: step(x, x, x, x, None, x[:, 0], None, False, "numba")[:2], [torch.randn(2, 3, 6)])

@@ -47,6 +47,28 @@ def test_a_map_follows_any_strides(data):
         assert whole.count_nonzero() == out.count_nonzero()  # nothing between was written
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+def test_maps_are_repeated_in_turn(turns):
+    """Running sums, with the maps before and after them."""
+    x = torch.arange(33.0 * 6).view(6, 33)
+    memory, sums, out = StepMemory([]), torch.zeros(6, 33), torch.zeros(6, 33)
+    memory.constant(x), memory.keep(sums), memory.keep(out)
+    double, row = memory.scratch(x.shape), memory.scratch((33,))
+    memory.map("add", double, x, x)
+    memory.map("copy", sums[0], double[0])
+
+    def add(turn):
+        memory.map("add", row, sums[turn], double[turn + 1])
+        memory.map("copy", sums[turn + 1], row)
+
+    memory.repeat(turns, add)
+    memory.map("neg", out, sums)
+    run(memory)
+    expected = (2 * x).cumsum(0)
+    assert torch.equal(out[: turns + 1], -expected[: turns + 1])
+    assert not out[turns + 1 :].count_nonzero()
+
+
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_reduction_along_any_dimensions(data):

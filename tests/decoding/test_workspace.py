@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurra.decoding._instructions import MAP, Instruction, Place, share_workspace
+from recurra.decoding._instructions import MAP, REPEAT, Instruction, Place, share_workspace
 
 
 @given(st.data())
@@ -23,7 +23,7 @@ def test_storages_in_use_at_one_time_lie_apart(data):
     shared = kept[-1]
     begin = {}
     for which, instruction in zip(named, moved, strict=True):
-        for i, (storage, offset) in zip(which, instruction.places, strict=True):
+        for i, (storage, offset, _) in zip(which, instruction.places, strict=True):
             if i == 0:
                 assert (storage, offset) == (storages[0], sizes[0] // 2)
                 continue
@@ -43,3 +43,14 @@ def test_one_after_the_other_they_take_the_room_of_two():
     instructions = [Instruction(MAP, 0, [after, before], []) for before, after in pairwise(places)]
     _, kept = share_workspace(instructions, tensors, ())
     assert sum(tensor.nbytes for tensor in kept) == 2048
+
+
+def test_what_is_repeated_shares_no_room():
+    tensors = [torch.empty(1000, dtype=torch.uint8) for _ in range(6)]
+    places = [Place(tensor.untyped_storage().data_ptr(), 0) for tensor in tensors]
+    maps = [Instruction(MAP, 0, [after, before], []) for before, after in pairwise(places)]
+    instructions = [maps[0], Instruction(REPEAT, 0, [], [3, 7]), *maps[1:]]
+    moved, kept = share_workspace(instructions, tensors, ())
+    offsets = [instruction.places[0].offset for instruction in moved[2:5]]
+    assert len({*offsets, moved[2].places[1].offset}) == 4
+    assert sum(tensor.nbytes for tensor in kept) == 4 * 1024

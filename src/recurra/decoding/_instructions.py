@@ -7,6 +7,7 @@ constants, intermediate results); the other bases are the tensors of one call: t
     MAP        out = function(a, b)                    up to 4 dimensions, the innermost first, with strides in bytes
     NORMALISE  out = (a - mean) / sqrt(var + d) b + c  rows a (n0, n1), b and c (n1), d one number
     LOOK_UP    out (n0, n1) = rows of b (n2, n1)       a: n0 int64 row numbers; one that does not exist ends the run
+    REPEAT     run the next n0 rows, all MAPs, n1 times: in each turn their operands lie some bytes further on
 
 All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0
 reduces: it reads as `a` what it has written; such a dimension is never the innermost one.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LINEAR, MAP, NORMALISE, LOOK_UP = range(4)
+LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT = range(5)
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 """How a matrix keeps its numbers."""
 
@@ -36,15 +37,18 @@ OFFSETS = BASES + OPERANDS
 SIZES = OFFSETS + OPERANDS
 STRIDES = SIZES + DIMENSIONS
 """Where the parts of a row begin; the strides are those of out, a and b."""
-WORDS = STRIDES + 3 * DIMENSIONS
+TURNS = STRIDES + 3 * DIMENSIONS
+"""How far out, a and b lie from those of the turn before."""
+WORDS = TURNS + 3
 """Words in a row."""
 
 
 class Place(NamedTuple):
-    """Where an operand begins: the address of its storage and bytes from there."""
+    """Where an operand begins: the address of its storage and bytes from there, and how many more in each turn."""
 
     storage: int
     offset: int
+    turn: int = 0
 
 
 class Instruction(NamedTuple):
@@ -59,11 +63,12 @@ class Instruction(NamedTuple):
     def row(self, bases: dict[int, int]) -> list[int]:
         """Give the row's words; `bases` numbers the storages that every call brings anew."""
         numbers = [bases.get(place.storage, 0) for place in self.places]
-        offsets = [offset if number else storage + offset for number, (storage, offset) in zip(numbers, self.places)]
+        offsets = [place.offset + (0 if number else place.storage) for number, place in zip(numbers, self.places)]
         return [
             *(self.opcode, self.kind, *_filled(numbers, OPERANDS, 0), *_filled(offsets, OPERANDS, 0)),
             *_filled(self.sizes, DIMENSIONS, 1),
             *(word for part in (*self.strides, [], [], [])[:3] for word in _filled(part, DIMENSIONS, 0)),
+            *_filled([place.turn for place in self.places[:3]], 3, 0),
         ]
 
 
@@ -88,23 +93,35 @@ def share_workspace(
     """Move storages into one tensor, where they lie beside those in use at the same time."""
     sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     uses: dict[int, _Use] = {}
-    for number, instruction in enumerate(instructions):
-        for storage, _ in instruction.places:
+    for instruction, (first, last) in zip(instructions, _times(instructions)):
+        for storage in (place.storage for place in instruction.places):
             if storage not in lasting:
-                uses[storage] = _Use(uses[storage].first if storage in uses else number, number, sizes[storage])
+                uses[storage] = _Use(uses[storage].first if storage in uses else first, last, sizes[storage])
     starts, size = _arrange(uses)
     shared = torch.empty(size, dtype=torch.uint8, device="cpu")
     base = shared.untyped_storage().data_ptr()
     moved = [
         instruction._replace(
             places=[
-                Place(base, starts[storage] + offset) if storage in starts else Place(storage, offset)
-                for storage, offset in instruction.places
+                place._replace(storage=base, offset=starts[place.storage] + place.offset)
+                if place.storage in starts
+                else place
+                for place in instruction.places
             ]
         )
         for instruction in instructions
     ]
     return moved, [*(tensor for tensor in kept if tensor.untyped_storage().data_ptr() in lasting), shared]
+
+
+def _times(instructions: Sequence[Instruction]) -> list[tuple[int, int]]:
+    """From when to when each instruction needs its memory: of those that are repeated, during all turns."""
+    times: list[tuple[int, int]] = []
+    for number, instruction in enumerate(instructions):
+        if number == len(times):
+            count = instruction.sizes[0] if instruction.opcode == REPEAT else 0
+            times += [(number, number + count)] * (count + 1)
+    return times
 
 
 def _arrange(uses: dict[int, _Use]) -> tuple[dict[int, int], int]:

@@ -287,12 +287,36 @@ def _matrix_product(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> No
     memory.reduce("add", out.unsqueeze(-2), products, 0.0)
 
 
+def _at(planes: _Planes, t: int) -> _Planes:
+    return planes[0][:, t], None if planes[1] is None else planes[1][:, t]
+
+
+def _recur(memory: StepMemory, h: _Planes, a: _Planes, b: _Planes, h0: _Planes) -> None:
+    """Write h_t = a_t h_{t-1} + b_t (B, L, D), planes; the imaginary ones of h, a and h0 are all None or none is."""
+    product = memory.scratch(h0[0].shape)
+
+    def step(t: int, before: _Planes) -> None:
+        (re, im), (a_re, a_im), (b_re, b_im) = _at(h, t), _at(a, t), _at(b, t)
+        memory.map("mul", re, a_re, before[0])
+        if im is not None:
+            memory.map("mul", product, a_im, before[1])
+            memory.map("sub", re, re, product)
+            memory.map("mul", product, a_re, before[1])
+            memory.map("mul", im, a_im, before[0])
+            memory.map("add", im, product, im)
+        memory.map("add", re, re, b_re)
+        if b_im is not None:
+            memory.map("add", im, im, b_im)
+
+    step(0, h0)
+    memory.repeat(h[0].shape[1] - 1, lambda t: step(t + 1, _at(h, t)))
+
+
 @_rule("recurra.linear_scan.default")
-def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor, *_: Any) -> None:
-    if b.shape[1] != 1:
-        raise StepNotCompiled(f"a scan of {b.shape[1]} steps")
-    _mul(memory, h, a, h0.unsqueeze(1))
-    _map(memory, "add", h, h, b)
+def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, *_: Any) -> None:
+    if reverse:
+        raise StepNotCompiled("a scan that begins at the last step")
+    _recur(memory, *map(_planes, (h, a, b, h0)))
 
 
 @_rule("recurra.delta_rule_fused.default")
@@ -314,18 +338,14 @@ def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> N
 
 @_rule("recurra.gate_loop_fused.default")
 def _gate_loop(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
-    (y, h_re, h_im), (q, k, v, a_re, a_im, x_re, x_im, *_) = outs, operands
-    if q.shape[1] != 1:
-        raise StepNotCompiled(f"a recurrence of {q.shape[1]} steps")
-    drive, rest, x_re = memory.scratch(q.shape), memory.scratch(q.shape), x_re.unsqueeze(1)
+    (y, *returned), (q, k, v, a_re, a_im, x_re, x_im, *_) = outs, operands
+    drive = memory.scratch(q.shape)
     memory.map("mul", drive, k, v)
-    memory.map("mul", h_re, a_re, x_re)
-    if a_im is not None and x_im is not None:
-        x_im = x_im.unsqueeze(1)
-        memory.map("mul", rest, a_im, x_im)
-        memory.map("sub", h_re, h_re, rest)
-        memory.map("mul", rest, a_re, x_im)
-        memory.map("mul", h_im, a_im, x_re)
-        memory.map("add", h_im, rest, h_im)
-    memory.map("add", h_re, h_re, drive)
-    memory.map("mul", y, q, h_re)
+    h: list[Any] = [*returned] if a_im is not None else [returned[0], None]
+    if has_last := h[0].shape != q.shape:  # only the last state is returned
+        h = [x if x is None else memory.scratch(q.shape) for x in h]
+    _recur(memory, (h[0], h[1]), (a_re, a_im), (drive, None), (x_re, x_im))
+    memory.map("mul", y, q, h[0])
+    for last, states in zip(returned, h):
+        if has_last and states is not None:
+            memory.map("copy", last, states[:, -1:])

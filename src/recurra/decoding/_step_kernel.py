@@ -18,8 +18,10 @@ from recurra.decoding._instructions import (
     OFFSETS,
     OPCODE,
     OUT,
+    REPEAT,
     SIZES,
     STRIDES,
+    TURNS,
     WORDS,
     A,
     B,
@@ -41,6 +43,12 @@ _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 def _place(row, bases, operand):  # type: ignore[no-untyped-def]
     """Address of an operand."""
     return word(bases, word(row, BASES + operand)) + word(row, OFFSETS + operand)
+
+
+@compile_inline
+def _place_in(turn, row, bases, operand):  # type: ignore[no-untyped-def]
+    """Address of an operand in a turn of a repetition."""
+    return _place(row, bases, operand) + turn * word(row, TURNS + operand)
 
 
 @compile_inline
@@ -76,9 +84,10 @@ def _share(size, unit, is_split, job, jobs):  # type: ignore[no-untyped-def]
 
 
 @compile_function
-def _map(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+def _map(row, bases, turn, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in a MAP: a part of its outermost dimension in which the output does not stay in place."""
-    out, a, b = _place(row, bases, OUT), _place(row, bases, A), _place(row, bases, B)
+    out, a = _place_in(turn, row, bases, OUT), _place_in(turn, row, bases, A)
+    b = _place_in(turn, row, bases, B)
     function, sizes = word(row, KIND), row + 8 * SIZES
     out_by, a_by, b_by = row + 8 * STRIDES, row + 8 * (STRIDES + 4), row + 8 * (STRIDES + 8)
     split = 3
@@ -160,7 +169,7 @@ def _work_of(row):  # type: ignore[no-untyped-def]
     return 5 * numbers if word(row, OPCODE) == MAP and word(row, KIND) > _LIGHT else numbers
 
 
-def _run_share(share, row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+def _run_share(share, row, bases, turn, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in an instruction, if not in a LOOK_UP."""
     opcode = word(row, OPCODE)
     if opcode == LINEAR:
@@ -169,7 +178,7 @@ def _run_share(share, row, bases, room, room_size, job, jobs):  # type: ignore[n
         vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
         call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
     elif opcode == MAP:
-        _map(row, bases, job, jobs)
+        _map(row, bases, turn, job, jobs)
     else:
         _normalise(row, bases, job, jobs)
     return 0
@@ -188,16 +197,26 @@ def step_kernel() -> Kernel:
     """
 
     def run_step(run, share, table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
-        for at in range(instructions):
+        at, first, end, turn, turns = 0, 0, 0, 0, 1
+        while at < instructions:
             row = table + 8 * WORDS * at
-            if word(row, OPCODE) == LOOK_UP:
+            at += 1
+            if word(row, OPCODE) == REPEAT:
+                first, end, turn, turns = at, at + word(row, SIZES), 0, word(row, SIZES + 1)
+            elif word(row, OPCODE) == LOOK_UP:
                 if not _look_up(row, bases):
                     set_word(missing, 1)
                     return
             elif jobs == 1 or _work_of(row) < _SPLIT_FROM:
-                call(run, (share, row, bases, room, room_size, 0, 1))
+                call(run, (share, row, bases, turn, room, room_size, 0, 1))
             else:
                 for job in prange(jobs):
-                    call(run, (share, row, bases, room, room_size, job, jobs))
+                    call(run, (share, row, bases, turn, room, room_size, job, jobs))
+            if at == end:
+                turn += 1
+                if turn < turns:
+                    at = first
+                else:
+                    turn, end = 0, 0
 
     return Kernel(run_step)

@@ -4,12 +4,22 @@ Every tensor of the recorded step exists while the instructions are written, and
 operand is an address, a view is another address into the same storage, and nothing is copied into a new layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from recurra.decoding._instructions import DIMENSIONS, FUNCTIONS, LINEAR, LOOK_UP, MAP, NORMALISE, Instruction, Place
+from recurra.decoding._instructions import (
+    DIMENSIONS,
+    FUNCTIONS,
+    LINEAR,
+    LOOK_UP,
+    MAP,
+    NORMALISE,
+    REPEAT,
+    Instruction,
+    Place,
+)
 from recurra.decoding.linear import describe_weights
 
 
@@ -95,6 +105,21 @@ class StepMemory:
         gathered = out.expand(a.shape)
         self.map(function, gathered, gathered, a)
 
+    def repeat(self, turns: int, write: Callable[[int], None]) -> None:
+        """Write the maps of `write(0)`, `write(1)` and so on, whose operands lie the same distance apart each time.
+
+        Scratch and constants must be made before.
+        """
+        start = len(self.instructions)
+        for turn in range(min(turns, 2)):
+            write(turn)
+        if turns < 2:
+            return
+        written, self.instructions = self.instructions[start:], self.instructions[:start]
+        count = len(written) // 2
+        self.instructions.append(Instruction(REPEAT, 0, [], [count, turns]))
+        self.instructions += [_repeated(*pair) for pair in zip(written[:count], written[count:], strict=True)]
+
     def linear(self, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
         """Write out = scale (weight x) + bias for every row of x."""
         try:
@@ -155,6 +180,15 @@ def _storage(tensor: Tensor) -> int:
 
 def _place(tensor: Tensor) -> Place:
     return Place(_storage(tensor), int(tensor.storage_offset()) * tensor.element_size())
+
+
+def _repeated(instruction: Instruction, following: Instruction) -> Instruction:
+    """Give an instruction whose places move as from it to that of the next turn."""
+    distances = [after.offset - place.offset for place, after in zip(instruction.places, following.places)]
+    back = [after._replace(offset=after.offset - distance) for after, distance in zip(following.places, distances)]
+    if instruction.opcode != MAP or instruction != following._replace(places=back):
+        raise StepNotCompiled("turns of a repetition differ in more than where their operands lie")
+    return instruction._replace(places=[place._replace(turn=by) for place, by in zip(instruction.places, distances)])
 
 
 def _require_floats(*tensors: Tensor) -> None:

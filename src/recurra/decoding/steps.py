@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from recurra.checks import require_at_least, sentence
 from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
+from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
+from recurra.models.shell import LanguageModelShell
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.state import tensors
 
@@ -75,8 +77,8 @@ class TracedStep(nn.Module):
             got = f"a {type(model).__name__} in training mode"
             raise ValueError(sentence("model", got, "one in evaluation mode", "call model.eval() first"))
         self.model, self.vocab_size = model, vocab_size
-        like, program = self._made_for(1)
-        self._states = StateForm(like)
+        self._like, program = self._made_for(1)
+        self._states = StateForm(self._like)
         self._programs: dict[int, _Program | None] = {1: program}
         self._recording = threading.Lock()
         self.eval()
@@ -227,6 +229,10 @@ can fall either way, and each layer passes on what that moved. An operation that
 class CompiledStep(TracedStep):
     """A recorded step whose recording is compiled; float32, on the CPU.
 
+    For a language model whose recurrences have instructions for it, prompts of one stream of up to 256 tokens (15 if
+    weights are float32) are compiled, too, with the numbers of their steps, bit for bit. They are read in pieces of up
+    to 64 tokens, and a piece reads the weights once. Each of 22 lengths of pieces is recorded when it first occurs.
+
     Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
     largest number for a model of 12 layers, as much as both differ from float64; with "int8" and "int4" by some
     hundredths, as much as rounding moves them, where inputs are between two codes. A row's results do not depend on the
@@ -243,6 +249,26 @@ class CompiledStep(TracedStep):
         StateShapeChanges: a step cannot be recorded (see `TracedStep`), or the compiled step gives other numbers.
         StepNotCompiled: an operation has no instruction.
     """
+
+    def __init__(self, model: nn.Module, vocab_size: int) -> None:
+        super().__init__(model, vocab_size)
+        self._prompts: PromptReader | None = None
+        if isinstance(model, LanguageModelShell):
+            self._prompts = PromptReader(model, self._like, vocab_size, self._agrees)
+
+    def forward(self, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B L V"], Any]:
+        """Return the logits after every token, continuing from `state`; None is the start of a stream."""
+        read = None if self._prompts is None else self._prompts.read(tokens, state)
+        if self._prompts is None or read is None:
+            return super().forward(tokens, state)
+        return self._prompts.model.head(read[0]), read[1]
+
+    @property
+    def hidden(self) -> Callable[..., tuple[Tensor, Any]]:
+        """The model's `hidden`, which reads short prompts as `forward` does."""
+        if self._prompts is None:
+            raise AttributeError("hidden")  # so that it is looked for in the model
+        return self._prompts.hidden
 
     def _record(self, tokens: Tensor, like: Any) -> StepProgram:
         return StepProgram(lower_step(_FlatStep(self.model, like).eval(), [tokens, *tensors(like)]))

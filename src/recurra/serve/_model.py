@@ -103,8 +103,12 @@ class ServedModel:
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read tokens (B, L); return the head's input after each of them, and the state."""
-        return self.runner.hidden(tokens, state)  # type: ignore[operator]
+        """Read tokens (B, L); return the head's input after each of them, and the state.
+
+        This is the model itself, also for what a compiled prompt could read: then the numbers do not depend on how
+        prompts are cut and put together.
+        """
+        return self.plain.hidden(tokens, state)
 
     def least_copies(self, n_tokens: int) -> int:
         """Return how often to read a few tokens at once for the sums that they would have within many."""

@@ -39,10 +39,11 @@ def test_float32_generates_what_the_model_does(lm, prompt, options, padded):
     assert torch.equal(generate(lm, prompt, attention_mask=mask, **options), expected)
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [("float32", 3), ("int8", 1)])
-def test_every_token_after_the_prompt_is_a_compiled_step(gateloop, prompt, dtype, rows):
+@pytest.mark.parametrize(("dtype", "rows", "calls"), [("float32", 3, [(3, 7)]), ("int8", 1, [])])
+def test_every_token_after_the_prompt_is_a_compiled_step(gateloop, prompt, dtype, rows, calls):
+    """A short prompt of one row is compiled, too."""
     gateloop.prepare_for_decoding(dtype)
-    generate(gateloop, prompt[:rows])  # records the step of this many rows
+    generate(gateloop, prompt[:rows])  # records the step of this many rows, and the prompt
     assert isinstance(gateloop.backbone._prepared, CompiledStep)
     read = []
     gateloop.backbone._prepared.embedding.register_forward_hook(
@@ -50,7 +51,7 @@ def test_every_token_after_the_prompt_is_a_compiled_step(gateloop, prompt, dtype
     )
     gateloop.model.embedding.register_forward_hook(lambda *_: read.append("the model itself"))
     generate(gateloop, prompt[:rows])
-    assert read == [(rows, 7)]
+    assert read == calls
 
 
 @torch.no_grad()

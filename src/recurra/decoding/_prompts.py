@@ -1,0 +1,117 @@
+"""Short prompts of one stream as compiled programs, which read each weight once for all of their tokens."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recurra.decoding._program import StateForm, StepProgram, lower_step
+from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
+from recurra.decoding.memory import StepNotCompiled
+from recurra.models.shell import LanguageModelShell
+from recurra.state import tensors
+
+_EXACT = 8
+"""Tokens up to which each length has a program of its own."""
+_MOST_TOKENS = 4 * MOST_VECTORS
+"""Tokens of the longest prompt that is read here, in pieces; above it the time is that of the products anyway."""
+_MOST_FLOAT32 = 15
+"""The same for float32 weights: longer sequences are torch's products (see `linear`)."""
+
+
+def piece_lengths(n_tokens: int) -> Iterator[int]:
+    """Give the lengths of the pieces in which a prompt is read: few, of 22 different ones."""
+    while n_tokens:
+        unit = 1 if n_tokens <= _EXACT else 4
+        length = min(n_tokens // unit * unit, MOST_VECTORS)
+        yield length
+        n_tokens -= length
+
+
+class _FlatPrompt(nn.Module):
+    """What a model's `hidden` computes, with the state as a flat list of tensors."""
+
+    def __init__(self, model: LanguageModelShell, states: StateForm) -> None:
+        super().__init__()
+        self.model, self._states = model, states
+
+    def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        hidden, state = self.model.hidden(tokens, self._states.unflatten(flat))
+        return (hidden, *tensors(state))
+
+
+class PromptReader:
+    """Reads prompts of one stream of up to 256 tokens, or 15 with float32 weights.
+
+    A program is recorded and checked when its length first occurs.
+
+    Args:
+        model: what computes `hidden`.
+        like: a state of one stream.
+        vocab_size: tokens are below it.
+        agrees: tells whether a result is near enough to the model's.
+    """
+
+    def __init__(
+        self, model: LanguageModelShell, like: Any, vocab_size: int, agrees: Callable[[Tensor, Tensor], bool]
+    ) -> None:
+        self.model, self._like, self._vocab_size, self._agrees = model, like, vocab_size, agrees
+        self._states = StateForm(like)
+        self._programs: dict[int, StepProgram | None] = {}
+        self._recording = threading.Lock()
+        with torch.inference_mode(False), torch.no_grad():
+            self._start = self._states.flatten(model.initial_state(1))
+        kinds = {part.dtype if isinstance(part, DecodingLinear) else "float32" for part in _linear_layers(model)}
+        self._most = _MOST_FLOAT32 if "float32" in kinds else _MOST_TOKENS
+
+    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any] | None:
+        """Return what `hidden` returns; None for what the programs do not take."""
+        if tokens.ndim != 2 or len(tokens) != 1 or not 1 < tokens.shape[1] <= self._most or torch.is_grad_enabled():
+            return None
+        flat = self._start if state is None else self._states.flatten(state)
+        if flat is None:
+            return None
+        parts = []
+        for piece in tokens.split(list(piece_lengths(tokens.shape[1])), 1):
+            program = self.program(piece.shape[1])
+            results = None if program is None else program.run([piece, *flat])
+            if results is None:
+                return None
+            part, *flat = results
+            parts.append(part)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), self._states.unflatten(flat)
+
+    def hidden(self, tokens: Tensor, state: Any = None, **lengths: Any) -> tuple[Tensor, Any]:
+        """Read a prompt, by the model if `read` does not take it; `lengths` are its `mask` and others."""
+        has_lengths = any(value is not None for value in lengths.values())
+        read = None if has_lengths else self.read(tokens, state)
+        return self.model.hidden(tokens, state, **lengths) if read is None else read
+
+    def program(self, length: int) -> StepProgram | None:
+        """Return the program for a piece of this length, recorded now if need be; None if it cannot be compiled."""
+        if length not in self._programs:
+            with self._recording:  # other threads wait for it instead of recording it too
+                if length not in self._programs:
+                    try:
+                        self._programs[length] = self._recorded(length)
+                    except StepNotCompiled:
+                        self._programs[length] = None
+        return self._programs[length]
+
+    def _recorded(self, length: int) -> StepProgram:
+        tokens = torch.randint(
+            self._vocab_size, (1, length), device="cpu", generator=torch.Generator().manual_seed(length)
+        )
+        prompt, inputs = _FlatPrompt(self.model, self._states).eval(), [tokens, *tensors(self._like)]
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            program = StepProgram(lower_step(prompt, inputs))
+            results, right = program.run(inputs), prompt(*inputs)
+        if results is None or not all(map(self._agrees, results, right)):
+            raise StepNotCompiled(f"a compiled prompt of {length} tokens gives other numbers than the model")
+        return program
+
+
+def _linear_layers(model: nn.Module) -> Sequence[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, (nn.Linear, DecodingLinear))]
