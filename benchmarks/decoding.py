@@ -7,7 +7,8 @@ Random weights, 2 threads. GateLoop has 12 layers of 624 channels, GPT-2's vocab
 GPT-2 is transformers' own, with its cache of keys and values. Times are medians in milliseconds, taken in turn in one
 run. Steps are timed in blocks: torch and Numba have separate threads, which keep waiting for work after a step and
 would slow the other's. The rate at which torch sums a large tensor in the same run bounds them all. The rows are
-streams side by side, a token of each in one step.
+streams side by side, a token of each in one step. Prompts are read by a stream of quantised weights, with the logits
+after the last token only, as compiled programs and by the packed model's own operations; these times are minima.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from recurra.train._process import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
 ROWS = (1, 8, 64)  # streams side by side
+PROMPTS, QUANTISED = (1, 2, 4, 8, 16, 32, 64), ("int8", "int4")
 BLOCK = 4  # timed steps in a row, after one that is not timed
 SUMMED = 320_000_000  # bytes
 SUM = torch.ones(SUMMED // 4).sum
@@ -136,26 +139,55 @@ def many_rows(forms: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     return times
 
 
+def read(model: Any, prompt: torch.Tensor, state: Any) -> None:
+    model.head(model.hidden(prompt, state)[0][:, -1])
+
+
+def short_prompts(forms: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Time short prompts of one stream, and a step."""
+    steps: dict[str, Callable[[], object]] = {"sum": SUM}
+    for name in QUANTISED:
+        stream = Ours(forms[name], 1)
+        steps[f"{name}, 1"] = stream.step
+        for length in PROMPTS[1:]:
+            prompt = torch.randint(VOCABULARY, (1, length))
+            steps[f"{name}, {length}"] = partial(read, forms[name], prompt, stream.state)
+            steps[f"{name}, {length}, operations"] = partial(read, forms[name].model, prompt, stream.state)
+    times = timed(steps, rounds)
+    table = Table("weights", "tokens", "ms, by operations", "ms, compiled", "over one token")
+    for name, length in itertools.product(QUANTISED, PROMPTS):
+        value, operations = min(times[f"{name}, {length}"]), times.get(f"{name}, {length}, operations")
+        ratio = value / min(times[f"{name}, 1"])
+        table.add_row(name, str(length), f"{min(operations):.2f}" if operations else "", f"{value:.2f}", f"{ratio:.2f}")
+    Console().print(table)
+    return times
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2, help="threads for torch and the kernels (default: 2)")
     parser.add_argument("--rounds", type=int, default=9, help=f"blocks of {BLOCK} timed steps of each (default: 9)")
-    parser.add_argument("--only", choices=("stream", "rows"), help="one stream, or several in one step (default: both)")
+    parts = "one stream, several in one step, or short prompts (default: all)"
+    parser.add_argument("--only", choices=("stream", "rows", "prompts"), help=parts)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_large_blocks()
     model = gateloop()
-    forms = {"as it is": model} | {numbers: prepare(model, numbers) for numbers in DTYPES}
+    numbers = QUANTISED if arguments.only == "prompts" else DTYPES
+    forms = {"as it is": model} | {dtype: prepare(model, dtype) for dtype in numbers}
     result: dict[str, Any] = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads}
     result["parameters"] = sum(p.numel() for p in model.parameters())
     rates = []
-    if arguments.only != "rows":
+    if arguments.only in (None, "stream"):
         result["ms"], result["prefill"] = one_stream(forms, arguments.rounds)
         rates += result["ms"]["sum"]
-    if arguments.only != "stream":
+    if arguments.only in (None, "rows"):
         result["ms, rows"] = many_rows(forms, arguments.rounds)
         rates += result["ms, rows"]["sum"]
+    if arguments.only in (None, "prompts"):
+        result["ms, prompts"] = short_prompts(forms, arguments.rounds)
+        rates += result["ms, prompts"]["sum"]
     result["sum, GB/s"] = [SUMMED / 1e6 / value for value in rates]
     print(f"torch.sum reads {statistics.median(result['sum, GB/s']):.1f} GB/s")
     kept = Path("runs/benchmarks-decoding.json")
