@@ -33,7 +33,7 @@ from recurra.train._process import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
 ROWS = (1, 8, 64)  # streams side by side
-PROMPTS, QUANTISED = (1, 2, 4, 8, 16, 32, 64), ("int8", "int4")
+PROMPTS, QUANTISED = (1, 2, 4, 8, 15), ("int8", "int4")
 BLOCK = 4  # timed steps in a row, after one that is not timed
 SUMMED = 320_000_000  # bytes
 SUM = torch.ones(SUMMED // 4).sum

@@ -1,33 +1,20 @@
 """Short prompts of one stream as compiled programs, which read each weight once for all of their tokens."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recurra.decoding._program import StateForm, StepProgram, lower_step
-from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
 from recurra.models.shell import LanguageModelShell
 from recurra.state import tensors
 
-_EXACT = 8
-"""Tokens up to which each length has a program of its own."""
-_MOST_TOKENS = 4 * MOST_VECTORS
-"""Tokens of the longest prompt that is read here, in pieces; above it the time is that of the products anyway."""
-_MOST_FLOAT32 = 15
-"""The same for float32 weights: longer sequences are torch's products (see `linear`)."""
-
-
-def piece_lengths(n_tokens: int) -> Iterator[int]:
-    """Give the lengths of the pieces in which a prompt is read: few, of 22 different ones."""
-    while n_tokens:
-        unit = 1 if n_tokens <= _EXACT else 4
-        length = min(n_tokens // unit * unit, MOST_VECTORS)
-        yield length
-        n_tokens -= length
+MOST_TOKENS = 15
+"""Tokens of the longest prompt that is compiled. Recording a length takes some 100 ms, and longer prompts save too
+little for that; 16 tokens of float32 are torch's products (see `linear`)."""
 
 
 class _FlatPrompt(nn.Module):
@@ -43,7 +30,7 @@ class _FlatPrompt(nn.Module):
 
 
 class PromptReader:
-    """Reads prompts of one stream of up to 256 tokens, or 15 with float32 weights.
+    """Reads prompts of one stream of 2 to `MOST_TOKENS` tokens.
 
     A program is recorded and checked when its length first occurs.
 
@@ -63,25 +50,18 @@ class PromptReader:
         self._recording = threading.Lock()
         with torch.inference_mode(False), torch.no_grad():
             self._start = self._states.flatten(model.initial_state(1))
-        kinds = {part.dtype if isinstance(part, DecodingLinear) else "float32" for part in _linear_layers(model)}
-        self._most = _MOST_FLOAT32 if "float32" in kinds else _MOST_TOKENS
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         """Return what `hidden` returns; None for what the programs do not take."""
-        if tokens.ndim != 2 or len(tokens) != 1 or not 1 < tokens.shape[1] <= self._most or torch.is_grad_enabled():
+        if tokens.ndim != 2 or len(tokens) != 1 or not 1 < tokens.shape[1] <= MOST_TOKENS or torch.is_grad_enabled():
             return None
         flat = self._start if state is None else self._states.flatten(state)
-        if flat is None:
+        program = None if flat is None else self.program(tokens.shape[1])
+        results = None if flat is None or program is None else program.run([tokens, *flat])
+        if results is None:
             return None
-        parts = []
-        for piece in tokens.split(list(piece_lengths(tokens.shape[1])), 1):
-            program = self.program(piece.shape[1])
-            results = None if program is None else program.run([piece, *flat])
-            if results is None:
-                return None
-            part, *flat = results
-            parts.append(part)
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), self._states.unflatten(flat)
+        hidden, *flat = results
+        return hidden, self._states.unflatten(flat)
 
     def hidden(self, tokens: Tensor, state: Any = None, **lengths: Any) -> tuple[Tensor, Any]:
         """Read a prompt, by the model if `read` does not take it; `lengths` are its `mask` and others."""
@@ -90,7 +70,7 @@ class PromptReader:
         return self.model.hidden(tokens, state, **lengths) if read is None else read
 
     def program(self, length: int) -> StepProgram | None:
-        """Return the program for a piece of this length, recorded now if need be; None if it cannot be compiled."""
+        """Return the program for this length, recorded now if need be; None if it cannot be compiled."""
         if length not in self._programs:
             with self._recording:  # other threads wait for it instead of recording it too
                 if length not in self._programs:
@@ -111,7 +91,3 @@ class PromptReader:
         if results is None or not all(map(self._agrees, results, right)):
             raise StepNotCompiled(f"a compiled prompt of {length} tokens gives other numbers than the model")
         return program
-
-
-def _linear_layers(model: nn.Module) -> Sequence[nn.Module]:
-    return [part for part in model.modules() if isinstance(part, (nn.Linear, DecodingLinear))]

@@ -229,9 +229,9 @@ can fall either way, and each layer passes on what that moved. An operation that
 class CompiledStep(TracedStep):
     """A recorded step whose recording is compiled; float32, on the CPU.
 
-    For a language model whose recurrences have instructions for it, prompts of one stream of up to 256 tokens (15 if
-    weights are float32) are compiled, too, with the numbers of their steps, bit for bit. They are read in pieces of up
-    to 64 tokens, and a piece reads the weights once. Each of 22 lengths of pieces is recorded when it first occurs.
+    For a language model whose recurrences have instructions for it, prompts of one stream of up to 15 tokens are
+    compiled, too, and read each weight once. They have the numbers of their steps, bit for bit. Each length is recorded
+    when it first occurs.
 
     Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
     largest number for a model of 12 layers, as much as both differ from float64; with "int8" and "int4" by some
