@@ -7,7 +7,7 @@ import torch
 from tests.mixers.stepwise import require_same
 from torch.nn import functional
 
-from recurra.mixers.mamba3 import Mamba3, Mamba3State, _of_next_steps
+from recurra.mixers.mamba3 import Mamba3, Mamba3State, _heavy_tailed, _of_next_steps
 
 D_MODEL, D_STATE, N_HEADS = 6, 8, 4
 
@@ -89,6 +89,15 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     layer = build(**options)
     state = Mamba3State(*map(torch.randn_like, layer.initial_state(2)))
     require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
+
+
+def test_the_decay_has_the_slope_1_at_0():
+    """Zeros are common: x = 0 gives them."""
+    x = torch.tensor([-1e-6, 0.0, 1e-6], dtype=torch.float64, requires_grad=True)
+    y = _heavy_tailed(x)
+    torch.testing.assert_close(y.detach(), 1 + x.detach(), rtol=0, atol=1e-11)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(slope, torch.ones_like(x), rtol=0, atol=3e-6)
 
 
 def test_it_starts_as_published():

@@ -24,8 +24,9 @@ _LEAST_DECAY = 1e-4
 
 
 def _heavy_tailed(x: Tensor) -> Tensor:
-    """1 + x from 0 on and 1 / (1 - x) below: positive, and with one slope at 0."""
-    return x.clamp(min=0) + torch.reciprocal(1 - x.clamp(max=0))
+    """1 + x from 0 on and 1 / (1 - x) below: positive, and with the slope 1 at 0."""
+    below = x.clamp(max=0)
+    return x - below + torch.reciprocal(1 - below)
 
 
 _DECAYS: dict[str, Callable[[Tensor], Tensor]] = {"heavy-tail": _heavy_tailed, "softplus": functional.softplus}
