@@ -200,6 +200,20 @@ def test_runs_that_differ_only_in_their_seed_are_averaged(swept):
     message = r"training\.seed of the runs of gru is \[0, 1, 0\]; expected another seed for each run"
     with pytest.raises(ValueError, match=message):
         compare._grouped([*runs, swept("e", gru)])
+    clash = [swept("gateloop", gru), swept("f", gru, narrow), swept("c")]
+    with pytest.raises(ValueError, match="several with the names gateloop, f, gateloop'; expected folders with"):
+        compare._grouped(clash)
+
+
+def test_runs_of_a_folder_that_are_not_finished_are_left_out(swept, tmp_path, capsys):
+    done, other = swept("a"), swept("b")
+    with pytest.raises(ValueError, match="expected a folder with the folders of finished runs"):
+        compare._finished_in(tmp_path / "runs", Console())
+    RunFolder(done.folder).summary.write_text('{"finished": true, "validation": {"best": {"loss": 1.0}}}')
+    capsys.readouterr()
+    (found,) = compare._finished_in(tmp_path / "runs", Console(markup=False, width=40))
+    assert (found.folder, found.scores) == (done.folder, {"loss": 1.0})
+    assert capsys.readouterr().out.startswith(f"note: left out: run is {other.folder}, which is not finished")
 
 
 def test_other_differences_are_said_or_refused(swept, capsys):

@@ -27,7 +27,6 @@ from recurra.checks import require, sentence
 from recurra.cli.sweep import SweptRun, as_settings, as_words, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
-from recurra.train._figures import require_different_names
 from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
@@ -79,10 +78,8 @@ def compare(arguments: Namespace) -> int:
         folder = arguments.runs or usual.with_name(f"{usual.name}-compare")
         runs = _train_all(arguments, folder, progress)
     else:
-        places = arguments.places or sorted(file.parent for file in arguments.runs.glob("*/config.yaml"))
-        require(len(places) > 0, "--runs", str(arguments.runs), "a folder with the folders of finished runs")
-        folder = arguments.runs or Path(places[0]).parent
-        runs = [_finished(RunFolder(place)) for place in places]
+        folder = arguments.runs or Path(arguments.places[0]).parent
+        runs = _finished_in(folder, progress) if arguments.runs else [_finished(place) for place in arguments.places]
     groups = _grouped(runs)
     _note_differences([group[0][0] for group in groups.values()], progress)
     rows = _best_first([_row(name, group) for name, group in groups.items()])
@@ -187,7 +184,19 @@ def _n_parameters(config: Any, sizes: Any) -> int:
         return sum(parameter.numel() for parameter in config.build(sizes).parameters())
 
 
-def _finished(folder: RunFolder) -> SweptRun:
+def _finished_in(folder: Path, progress: Console) -> list[SweptRun]:
+    runs = []
+    for file in sorted(folder.glob("*/config.yaml")):
+        try:
+            runs.append(_finished(file.parent))
+        except ValueError as error:  # one that diverged, or still trains
+            progress.print(f"note: left out: {error}", soft_wrap=True)
+    require(len(runs) > 0, "--runs", str(folder), "a folder with the folders of finished runs")
+    return runs
+
+
+def _finished(place: str | Path) -> SweptRun:
+    folder = RunFolder(place)
     folder.require_run()
     summary = folder.read_summary() if folder.summary.is_file() else {}
     best = summary.get("finished") and summary["validation"].get("best")
@@ -212,14 +221,16 @@ def _grouped(runs: Sequence[SweptRun]) -> dict[str, _Group]:
         require(run.task.unit == "tokens", f"run {one.folder}", run.experiment.experiment, "one that reads tokens")
         settings = {key: value for key, value in flat(to_plain(run.experiment)) if key not in _HOUSEKEEPING}
         groups.setdefault(json.dumps(settings, sort_keys=True), []).append((run, one))
-    names = [_mixer_of(group[0][0]) for group in groups.values()]
-    alike = [group[0][0] for name, group in zip(names, groups.values()) if names.count(name) > 1]
-    require_different_names(alike)
+    firsts = [group[0][0] for group in groups.values()]
+    mixers = [_mixer_of(run) for run in firsts]
+    names = [run.name if mixers.count(mixer) > 1 else mixer for run, mixer in zip(firsts, mixers)]
+    is_clear = len(set(names)) == len(names)
+    require(is_clear, "runs", f"several with the names {', '.join(names)}", "folders with different names")
     for name, group in zip(names, groups.values()):
         seeds = [run.experiment.training.seed for run, _ in group]
         differ = len(set(seeds)) == len(seeds)
         require(differ, f"training.seed of the runs of {name}", seeds, "another seed for each run")
-    return {group[0][0].name if group[0][0] in alike else name: group for name, group in zip(names, groups.values())}
+    return dict(zip(names, groups.values()))
 
 
 def _mixer_of(run: Run) -> str:
