@@ -86,3 +86,14 @@ def test_forget_gates_start_open(in_a_model):
     torch.testing.assert_close(layer.input_weights.bias[16:24], torch.linspace(3, 6, 4).repeat(2))
     assert layer.input_weights.bias[:16].abs().max() < 1
     assert layer.recurrent_weights.abs().max() <= 0.5
+
+
+def test_autocast_leaves_the_shown_gates_those_of_the_recurrence():
+    layer, x, h = SLSTM(D_MODEL, n_heads=2), torch.randn(2, 1, D_MODEL), torch.randn(2, D_MODEL)
+    state = layer.initial_state(2)._replace(h=h)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = layer.transition(x, state)
+        projected, weights, parts = layer._parts(x, state)
+    recurrent = torch.einsum("bhd,hde->bhe", parts.h, weights.chunk(4, -1)[2])
+    expected = torch.sigmoid(projected[:, 0, 2] + recurrent).flatten(1)
+    torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-6)

@@ -76,9 +76,10 @@ class SLSTM(Mixer):
         """Return the forget gate and its phase, which is 0, for every channel, after `state`; None starts a stream."""
         projected, weights, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
         before = parts.h[:, None]
-        if x.shape[1] > 1:
-            before = torch.cat([before, slstm_sequence(projected, weights, parts)[0][:, :-1]], 1)
-        recurrent = torch.einsum("blhd,hde->blhe", before, weights.chunk(4, -1)[2])
+        with torch.autocast(x.device.type, enabled=False):  # as `mix` does
+            if x.shape[1] > 1:
+                before = torch.cat([before, slstm_sequence(projected, weights, parts)[0][:, :-1]], 1)
+            recurrent = torch.einsum("blhd,hde->blhe", before, weights.chunk(4, -1)[2])
         f = torch.sigmoid(projected[:, :, 2] + recurrent).flatten(2)
         return f, torch.zeros_like(f)
 
