@@ -60,7 +60,7 @@ def test_a_prompt_is_its_steps_bit_for_bit(numbers, length):
     assert not calls
 
 
-@pytest.mark.parametrize("mixer", ["s5", "linear-rnn", "gru", "rwkv4-channel-mixing"])
+@pytest.mark.parametrize("mixer", ["s5", "lru", "linear-rnn", "min-gru", "min-lstm", "gru", "rwkv4-channel-mixing"])
 def test_other_recurrences(mixer):
     compiled, prompt = compiled_model(mixer), torch.randint(31, (1, 4))
     _, state = compiled(torch.tensor([[1]]))

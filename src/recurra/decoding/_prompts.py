@@ -47,13 +47,14 @@ class PromptReader:
         self.model, self._like, self._vocab_size, self._agrees = model, like, vocab_size, agrees
         self._states = StateForm(like)
         self._programs: dict[int, StepProgram | None] = {}
+        self._most = MOST_TOKENS
         self._recording = threading.Lock()
         with torch.inference_mode(False), torch.no_grad():
             self._start = self._states.flatten(model.initial_state(1))
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         """Return what `hidden` returns; None for what the programs do not take."""
-        if tokens.ndim != 2 or len(tokens) != 1 or not 1 < tokens.shape[1] <= MOST_TOKENS or torch.is_grad_enabled():
+        if tokens.ndim != 2 or len(tokens) != 1 or not 1 < tokens.shape[1] <= self._most or torch.is_grad_enabled():
             return None
         flat = self._start if state is None else self._states.flatten(state)
         program = None if flat is None else self.program(tokens.shape[1])
@@ -70,14 +71,17 @@ class PromptReader:
         return self.model.hidden(tokens, state, **lengths) if read is None else read
 
     def program(self, length: int) -> StepProgram | None:
-        """Return the program for this length, recorded now if need be; None if it cannot be compiled."""
+        """Return the program for this length, recorded now if need be; None if it cannot be compiled.
+
+        Then nothing longer is tried, which would have the same operations.
+        """
         if length not in self._programs:
             with self._recording:  # other threads wait for it instead of recording it too
                 if length not in self._programs:
                     try:
                         self._programs[length] = self._recorded(length)
                     except StepNotCompiled:
-                        self._programs[length] = None
+                        self._programs[length], self._most = None, min(self._most, length - 1)
         return self._programs[length]
 
     def _recorded(self, length: int) -> StepProgram:
