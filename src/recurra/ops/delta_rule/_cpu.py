@@ -14,7 +14,7 @@ key channels: of the sums only dw lies within vectors, and `totals` makes 16 of 
 between two kept states again, and holds them while it goes back over them. Nothing is divided, so decays of 0 are
 exact.
 
-Tensors are addresses of dense memory. Each worker takes every so manieth job and has scratch memory of its own.
+Tensors are addresses of dense memory. With n workers, each takes every nth job and has scratch memory of its own.
 """
 
 from numba import prange
@@ -142,6 +142,20 @@ def _walk(q, k, v, a, b, state, last, y, u, kept, h, length, heads, d_qk, d_v, e
         before, pitch = after, out_pitch
 
 
+@compile_inline
+def _walk_block(  # type: ignore[no-untyped-def]
+    q, k, v, a, b, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v, every, rest, lanes
+):
+    """Walk through time from column `c` of a job on, whose first row is `first`."""
+    values, entering = 4 * (first * d_v + c), 4 * (job * d_qk * d_v + c)
+    u_0 = u + values if u != 0 else 0
+    kept_0 = kept + 4 * (job * n_kept * d_qk * d_v + c) if kept != 0 else 0
+    _walk(
+        q, k, v + values, a, b, state + entering, last + entering, y + values, u_0, kept_0, h,
+        length, heads, d_qk, d_v, every, rest, lanes,
+    )  # fmt: skip
+
+
 @Kernel
 def delta_rule_forward(  # type: ignore[no-untyped-def]
     q, k, v, a, b, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, every, workers
@@ -154,20 +168,14 @@ def delta_rule_forward(  # type: ignore[no-untyped-def]
             first = job // heads * length * heads + job % heads
             q_0, k_0, a_0, b_0 = q + 4 * first * d_qk, k + 4 * first * d_qk, a + 4 * first, b + 4 * first
             for c in range(0, blocks, _COLUMNS):
-                values, entering = 4 * (first * d_v + c), 4 * (job * d_qk * d_v + c)
-                u_0 = u + values if u != 0 else 0
-                kept_0 = kept + 4 * (job * n_kept * d_qk * d_v + c) if kept != 0 else 0
-                _walk(
-                    q_0, k_0, v + values, a_0, b_0, state + entering, last + entering, y + values, u_0, kept_0, h,
-                    length, heads, d_qk, d_v, every, _COLUMNS, _PAIR,
+                _walk_block(
+                    q_0, k_0, v, a_0, b_0, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v,
+                    every, _COLUMNS, _PAIR,
                 )  # fmt: skip
             for c in range(blocks, d_v, WIDTH):
-                values, entering = 4 * (first * d_v + c), 4 * (job * d_qk * d_v + c)
-                u_0 = u + values if u != 0 else 0
-                kept_0 = kept + 4 * (job * n_kept * d_qk * d_v + c) if kept != 0 else 0
-                _walk(
-                    q_0, k_0, v + values, a_0, b_0, state + entering, last + entering, y + values, u_0, kept_0, h,
-                    length, heads, d_qk, d_v, every, min(WIDTH, d_v - c), _FLOATS,
+                _walk_block(
+                    q_0, k_0, v, a_0, b_0, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v,
+                    every, min(WIDTH, d_v - c), _FLOATS,
                 )  # fmt: skip
 
 

@@ -210,8 +210,7 @@ def delta_rule(
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, in O(L) steps.
             "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them.
-            "fused": step by step by Numba kernels, one for each pass: float32 on the CPU. Under torch.func and
-                forward derivatives, for which they have no rule, it is one of the others.
+            "fused": step by step by Numba kernels: float32 on the CPU. Under torch.func it is one of the others.
             "auto": "fused" if it applies; else "recurrent" for up to 4 steps, and "chunk" for more.
 
     Returns:

@@ -16,7 +16,7 @@ of 0 are exact.
 
 q, k, v, a, y and their gradients are (address, batch stride, time stride, head stride), with neighbouring channels;
 states are addresses of dense memory. Strides count floats, complex numbers are interleaved, and a number has n floats.
-Each worker takes every so manieth job and has scratch memory of its own.
+With n workers, each takes every nth job and has scratch memory of its own.
 """
 
 from functools import cache
