@@ -281,6 +281,12 @@ def transition_of(mixer: nn.Module, x: Tensor, state: Any = None) -> tuple[Tenso
     return magnitude.float(), phase.float()
 
 
+def evenly_spaced(n_channels: int, most: int) -> list[int]:
+    """Choose the channels of a transition that are shown: all, or `most` of them from the first to the last."""
+    count = min(n_channels, most)
+    return [round(place * (n_channels - 1) / max(count - 1, 1)) for place in range(count)]
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode, and restore the mode of each of its modules afterwards."""

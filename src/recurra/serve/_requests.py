@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recurra.analysis.gates import record_gates
+from recurra.models.shell import evenly_spaced
 from recurra.serve._grammar import Constraint
 from recurra.serve._model import ServedModel, StreamState
 from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
@@ -269,6 +270,5 @@ def gates_of(model: ServedModel, tokens: list[int], state: Any, channels: int) -
 
 
 def _base64(values: Tensor, channels: int) -> list[str]:
-    width = values.shape[-1]
-    chosen = torch.linspace(0, width - 1, min(width, channels)).round().long()
-    return [base64.b64encode(bytes(step)).decode() for step in values[:, chosen].to(torch.uint8).tolist()]
+    chosen = values[:, evenly_spaced(values.shape[-1], channels)]
+    return [base64.b64encode(bytes(step)).decode() for step in chosen.to(torch.uint8).tolist()]

@@ -20,7 +20,7 @@ import recurra.ops.gate_loop.fused
 import recurra.ops.scan.reference
 import recurra.ops.selective_scan  # noqa: F401
 from recurra.checks import kind_of, sentence
-from recurra.models.shell import LanguageModelShell, mixers_with_transition, transition_of
+from recurra.models.shell import LanguageModelShell, evenly_spaced, mixers_with_transition, transition_of
 from recurra.state import map_tensors, tensors
 
 _WANTED = "one graph for any number of tokens, whose state has one shape at every step"
@@ -244,8 +244,7 @@ class GatedModel(_FlatModel):
 def _shown(values: Tensor) -> Tensor:
     """Take the channels that the page shows."""
     n = values.shape[-1]
-    spaced = [round(row * (n - 1) / (_MOST_CHANNELS - 1)) for row in range(_MOST_CHANNELS)]
-    return values if n <= _MOST_CHANNELS else values[..., torch.tensor(spaced)]
+    return values if n <= _MOST_CHANNELS else values[..., torch.tensor(evenly_spaced(n, _MOST_CHANNELS))]
 
 
 _aten: Any = torch.ops.aten
