@@ -70,7 +70,10 @@ def test_two_forks_and_two_models_go_on_side_by_side(page, server, runs):
     page.keyboard.press("ArrowLeft")
     wait_until_drawn(page)
     assert page.locator(f"{pane('C')} .token.chosen").inner_text() == "本"
-    assert page.inner_text(f"{pane('C')} .inspector strong").startswith("本, part")
+    part = page.inner_text(f"{pane('C')} .inspector strong")
+    assert re.fullmatch(r"本, part \d of \d", part)
+    assert page.inner_text(f"{pane('C')} .inspector").startswith(f"{part}, ")
+    assert page.inner_text(f"{pane('C')} .gates .caption").startswith(f"“{part}”: mean")
 
 
 def test_a_text_that_is_refused_can_be_sent_again(page, server):

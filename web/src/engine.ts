@@ -5,7 +5,7 @@ export type Task =
   | { kind: "text"; start: number[]; before?: number[]; examples?: string[] }
   | { kind: "memory-horizon"; largest: number; reset: number; modulus: number };
 
-/** The transitions of a layer that a step shows: how many channels there are, of which some may be left out. */
+/** A layer with transitions: how many of its channels a step has, or, on a server, how many there are. */
 export interface GateLayer {
   layer: number;
   channels: number;
@@ -21,7 +21,10 @@ export interface Model {
   gates: GateLayer[];
 }
 
-/** |a| and phase of a token, a byte for each channel of each layer: |a| = byte / 255, phase = byte / 256 of a turn. */
+/**
+ * |a| and phase of a token, a byte for each shown channel of each layer (at most MOST_CHANNELS, evenly spaced):
+ * |a| = byte / 255, phase = byte / 256 of a turn.
+ */
 export interface Gates {
   magnitudes: Uint8Array[];
   phases: Uint8Array[];

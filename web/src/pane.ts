@@ -71,7 +71,8 @@ export class Pane {
   /** What the page calls a token of a text. */
   nameAt(position: number): string {
     const { text, first, last } = this.characterAt(position);
-    return first === last ? visible(text) : `${text ? visible(text) : "…"}, part ${position - first + 1} of ${last - first + 1},`;
+    if (first === last) return visible(text);
+    return `${text ? visible(text) : "…"}, part ${position - first + 1} of ${last - first + 1}`;
   }
 
   onChange(listener: () => void): void {

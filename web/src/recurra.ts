@@ -11,7 +11,10 @@ type Start = (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>;
 const engines = new Map<string, Promise<Engine>>();
 
 export const load: typeof Api.load = async (folder = new URL("./", import.meta.url), { name } = {}) => {
-  const base = new URL(String(folder).replace(/\/?$/, "/"), document.baseURI).href;
+  const url = new URL(folder, document.baseURI);
+  [url.search, url.hash] = ["", ""];
+  if (!url.pathname.endsWith("/")) url.pathname += "/";
+  const base = url.href;
   if (!engines.has(base)) engines.set(base, engineOf(base));
   const engine = await engines.get(base)!.catch((error: unknown) => {
     engines.delete(base); // the next call tries again
@@ -37,7 +40,9 @@ class OpenStream implements Api.Stream {
     private readonly model: Model,
     private readonly opened: Promise<Stream>,
     readonly tokens: number[],
-  ) {}
+  ) {
+    opened.catch(() => undefined); // whoever uses the stream hears of it
+  }
 
   async feed(input: string | Iterable<number>): Promise<Api.Token[]> {
     const given: Input = typeof input === "string" ? { text: input } : { tokens: Array.from(input) };
@@ -81,6 +86,7 @@ class OpenStream implements Api.Stream {
   }
 
   async close(): Promise<void> {
+    this.requireRest();
     await (await this.opened).close();
   }
 

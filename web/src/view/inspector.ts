@@ -23,9 +23,10 @@ export class Inspector {
     if (!step) return this.element.replaceChildren();
     const surprise = bits(step.logprob);
     const share = step.logprob === null ? "" : `, probability ${percent(step.logprob)}`;
+    const { first, last } = pane.characterAt(pane.selected!);
     const title = surprise === null ? "is the first token: nothing predicts it" : `${surprise.toFixed(1)} bits of surprisal${share}`;
     this.element.replaceChildren(
-      h("p", {}, h("bdi", {}, h("strong", {}, pane.nameAt(pane.selected!))), ` ${title}`),
+      h("p", {}, h("bdi", {}, h("strong", {}, pane.nameAt(pane.selected!))), `${first < last ? "," : ""} ${title}`),
       ...(step.alternatives.length ? [this.expected(step.alternatives, step.id)] : []),
       h(
         "p",
