@@ -23,11 +23,14 @@ export interface Model {
 export interface Stream {
   /** All tokens so far, read and generated. */
   readonly tokens: readonly number[];
-  /** Read a text or tokens. */
+  /**
+   * Read a text or tokens. At the start of a stream, a text gets the tokens that the model expects before it, which
+   * `tokens` then includes; token ids are read as they are.
+   */
   feed(input: string | Iterable<number>): Promise<Token[]>;
   /**
    * Generate `n` tokens, one after the other. If the loop over them ends early, the stream stands after the last token
-   * that the loop was given.
+   * that the loop was given. A stream at its start first reads the model's start tokens, which `tokens` then includes.
    */
   generate(n: number, options?: Sampling): AsyncGenerator<Token, void, undefined>;
   /** A new stream after the first `position` tokens, by default all. The two continue independently. */
@@ -36,7 +39,7 @@ export interface Stream {
   logits(): Promise<Float32Array | null>;
   /** Their softmax. */
   probabilities(): Promise<Float32Array | null>;
-  /** Free the state. */
+  /** Free the state. The stream must be at rest: end a loop over `generate` first. */
   close(): Promise<void>;
 }
 
@@ -56,12 +59,15 @@ export interface Token {
   id: number;
   /** What it adds to the text; empty inside a letter of several bytes. */
   text: string;
-  /** In nats, given the tokens before it; null for the first. */
+  /** In nats, given the tokens before it; null for the first, and for models that answer rather than continue. */
   logprob: number | null;
   /** The likeliest tokens in its place. */
   alternatives: { id: number; text: string; logprob: number }[];
   /** The likeliest outputs after it, of models that answer rather than continue. */
   answers: { id: number; text: string; logprob: number }[];
-  /** A byte per channel of each layer: |a| = byte / 255, phase = byte / 256 of a turn; null without transitions. */
+  /**
+   * A byte per channel, for at most 64 evenly spaced channels of each layer: |a| = byte / 255, phase = byte / 256 of a
+   * turn; null without transitions.
+   */
   gates: { magnitudes: Uint8Array[]; phases: Uint8Array[] } | null;
 }
