@@ -158,6 +158,11 @@ def test_saved_and_loaded_it_goes_on_as_before(tmp_path):
     assert all(torch.equal(one, two) for one, two in zip(other.buffers(), cayley.buffers()))
 
 
+def test_inverses_are_computed_anew_rather_than_saved():
+    cayley = NeumannCayley(SIZE, 3, Neumann(2, 5, 1e-4))
+    assert cayley.state_dict().keys() - Cayley(SIZE, 3).state_dict().keys() == {"reference", "latest", "age"}
+
+
 def test_what_is_kept_is_computed_anew_after_a_load():
     cayley, other = make(Neumann()), make(Neumann())
     entries = random_entries()
