@@ -91,6 +91,7 @@ def test_tensorboard_sees_one_value_a_step_after_a_resume(tmp_path, monkeypatch,
         log.close()
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("train_loss")
     assert [event.step for event in events] == list(range(1, 10))
+    assert all(event.wall_time > 0 for event in events)  # with which TensorBoard shows the time a run took
     assert events[-1].value == pytest.approx(9.4)
 
 
