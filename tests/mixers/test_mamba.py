@@ -81,6 +81,11 @@ def test_it_starts_as_published(in_a_model):
     assert 0.07 < steps.max() < 0.101
 
 
+@pytest.mark.parametrize(("d_model", "rank"), [(16, 1), (33, 3), (768, 48)])
+def test_the_step_has_a_rank_for_every_16_channels(d_model, rank):
+    assert Mamba(d_model).dt_rank == rank
+
+
 def test_the_transition_is_that_of_the_recurrence():
     layer, x = build(), torch.randn(2, 1, D_MODEL, dtype=torch.float64)
     magnitude, phase = layer.transition(x)
