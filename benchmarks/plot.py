@@ -78,29 +78,8 @@ def faults() -> plt.Figure:
     return figure
 
 
-def lengths() -> plt.Figure:
-    sweeps = _found("lengths")
-    figure, panels = plt.subplots(1, 3, figsize=(11, 4.6), sharey=True)
-    for axes, key in zip(panels, ("scan-64-both", "gate-loop-64x1", "gate-loop-8x64")):
-        for way, points in sweeps[key]["ways"].items():
-            floor = way.startswith("torch.add")
-            axes.plot(
-                points["length"],
-                points["milliseconds"],
-                ":" if floor else ".-",
-                color="black" if floor else None,
-                label=way,
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set(title=f"{sweeps[key]['title'].partition(',')[0]}, {sweeps[key]['shape']}", xlabel="L")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=7, handlelength=3)
-    panels[0].set_ylabel("milliseconds, forward and backward")
-    return figure
-
-
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "docs" / "figures"
     with plt.style.context(HERE.parent / "recipes" / "figures.mplstyle"):
-        for draw in (speed, decoding, gpu, faults, lengths):
+        for draw in (speed, decoding, gpu, faults):
             draw().savefig(folder / f"{draw.__name__}.png")

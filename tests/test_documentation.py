@@ -46,7 +46,6 @@ PAGES = [
     "docs/explorer.md",
     "docs/scale.md",
     "docs/results.md",
-    "docs/benchmarks.md",
     *sorted(
         path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/results/*.md"), *ROOT.glob("recipes/*/*.md")]
     ),

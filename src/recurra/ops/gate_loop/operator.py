@@ -234,7 +234,7 @@ def _choose_mode(
         raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
     if mode != "auto":
         return mode
-    # For complex outputs "fused" keeps all states and multiplies once more: "scan" is 1.2 to 1.6 times as fast.
+    # For complex outputs "fused" keeps all states and multiplies once more: "scan" is faster (docs/lab-log.md).
     if not obstacle and not any(x is not None and x.is_complex() for x in (a, state)):
         return "fused"
     if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
