@@ -158,7 +158,7 @@ def _loaded(load: Callable[[], list[ServedModel]]) -> list[ServedModel]:
     """Load in a thread that ends, so that the engine's thread is the only one with a pool of OpenMP's threads.
 
     Every thread that has computed in parallel keeps a pool, and libgomp's threads sleep almost at once when there are
-    more of them than cores: a step then takes 1.2 to 2.7 times as long.
+    more of them than cores, which slows every step (docs/guides/streams.md).
     """
     loaded: Future[list[ServedModel]] = Future()
 
