@@ -10,7 +10,7 @@ from recurra.state import last_step
 
 MOST_AT_ONCE, PIECE = 2**23, 2**21
 """Numbers in the states of all steps up to which they are computed at once, and in a piece's otherwise. Measured on one
-core (docs/decisions.md): larger tensors cost page faults, smaller pieces the time between operations."""
+core: larger tensors cost page faults, smaller pieces the time between operations."""
 
 
 def at_once(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
