@@ -1,12 +1,13 @@
 import json
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from recurra.data.tokenizers import BytePairEncoding, TextEncoder, library_errors
+from recurra.data.tokenizers import EOS, UNK, ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary, library_errors
 
 BLOCKS = ["low lower lowest\nnew newer newest\n", "wide wider widest\n" * 5]
 
@@ -160,3 +161,18 @@ def test_a_panic_of_the_library_is_a_refusal():
         raise Panic("in\ntwo lines")
     with pytest.raises(KeyboardInterrupt), library_errors():
         raise KeyboardInterrupt
+
+
+TEXTS = ["low lower\n", "", "né", "widest low\nnew", "\n\n"]
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [trained(*BLOCKS, size=300), ByteEncoder(), Vocabulary([*["low", "new", "né"], EOS, UNK])],
+    ids=["bpe", "bytes", "words"],
+)
+def test_many_texts_are_encoded_as_each_alone(encoder):
+    tokens, lengths = encoder.encode_each(TEXTS)
+    assert [piece.tolist() for piece in np.split(tokens, np.cumsum(lengths)[:-1])] == [
+        encoder.encode(text).tolist() for text in TEXTS
+    ]

@@ -446,7 +446,7 @@ def test_a_worker_that_is_killed_ends_the_preparation(corpus, tmp_path, forked, 
     """Which the system does where there is too little memory."""
     what = Preparation("folder", str(corpus), tmp_path / "out", workers=2)
     with monkeypatch.context() as patched:
-        patched.setattr(preparing, "_lines", lambda encoder, block: os.kill(os.getpid(), signal.SIGKILL))
+        patched.setattr(preparing, "_batches", lambda unit: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(OSError, match=r"^a worker is killed, .*: run the same command again"):
             prepare(what)
     assert prepare(what)["splits"]["train"]

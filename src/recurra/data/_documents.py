@@ -1,7 +1,7 @@
 """Where the text of large corpora comes from: folders of text, parquet, JSON lines, and data sets of a hub.
 
 A corpus is cut into units that can be read one by one, in any process. Text files are cut at line ends into pieces of
-about 32 MB; for everything else `datasets` of Hugging Face says what the units are, usually files, and streams them.
+about 8 MB; for everything else `datasets` of Hugging Face says what the units are, usually files, and streams them.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from recurra._files.reading import read_json
 from recurra.checks import sentence
 from recurra.data._files import TextPart, find_text_files, text_blocks
 
-_PIECE_BYTES = 32 * 2**20
+_PIECE_BYTES = 8 * 2**20
 PREPARED = "vocabulary.json"
 """The file of a folder of shards that says what its vocabulary was made of, and for which size."""
 _HIDDEN = re.compile(r"(^|/)\.")

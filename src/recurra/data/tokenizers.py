@@ -38,11 +38,20 @@ class TextEncoder(Protocol):
         """Turn tokens back into text."""
 
 
-_Own = TypeVar("_Own", bound="_Saved")
+_Own = TypeVar("_Own", bound="_Encoder")
 
 
-class _Saved:
-    """What is written as JSON and read again."""
+class _Encoder:
+    """What the encoders share: many texts at once, and a file of JSON."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Turn text into tokens: (n,) int64."""
+        raise NotImplementedError
+
+    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode each text by itself. Return all tokens, one text after the other, and how many each text has."""
+        encoded = [self.encode(text) for text in texts]
+        return np.concatenate(encoded), np.array([len(tokens) for tokens in encoded])
 
     def to_json(self) -> str:
         """Return what `save` writes, as text."""
@@ -75,7 +84,7 @@ def _numbers(tokens: Iterable[SupportsIndex], n: int) -> list[int]:
 _BYTES_FORMAT = "recurra bytes 1"
 
 
-class ByteEncoder(_Saved):
+class ByteEncoder(_Encoder):
     """Each byte of UTF-8 is a token.
 
     >>> ByteEncoder().encode("né").tolist()
@@ -115,7 +124,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _OWN_FILE = "a file written by Vocabulary.save"
 
 
-class Vocabulary(_Saved):
+class Vocabulary(_Encoder):
     """Words and their tokens.
 
     Text is split at white space. Each line feed is the word <eos>, and a word outside the vocabulary is <unk>. This is
@@ -289,7 +298,7 @@ _LINE = r"[^\n]*\n|[^\n]+"
 _LINES = {"type": "Split", "pattern": {"Regex": _LINE}, "behavior": "Isolated", "invert": False}
 
 
-class BytePairEncoding(_Saved):
+class BytePairEncoding(_Encoder):
     """A tokenizer of the `tokenizers` library, set up for whole corpora.
 
     Special tokens are not added (`start` has those in front), and truncation and padding are switched off. Those that
@@ -358,9 +367,13 @@ class BytePairEncoding(_Saved):
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        texts = split_lines(text) if self.encodes_lines_apart else [text]  # the library encodes them in parallel
-        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
+        return self.encode_each(split_lines(text) if self.encodes_lines_apart else [text])[0]
+
+    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode each text by itself, in parallel. Return all tokens, and how many each text has."""
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        lengths = np.array([len(tokens) for tokens in encoded])
+        return np.fromiter(chain.from_iterable(encoded), np.int64, int(lengths.sum())), lengths
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD."""
