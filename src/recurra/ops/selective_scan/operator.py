@@ -6,36 +6,54 @@ again.
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.ops._operator import Differentiable, Operator, addresses, transforms_are_active, usable_threads
-from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
+from recurra.ops._operator import HALF, Differentiable, Operator, addresses, transforms_are_active, usable_threads
+from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.selective_scan.reference import at_once, in_pieces
 
 _INPUTS = "Tensor x, Tensor step, Tensor a, Tensor b, Tensor c, Tensor h0"
+_MOST_MODES = 256  # of Triton's kernels, whose programs then have 16 warps
 
 
-def _check(x, step, a, b, c, h0, keep=False):  # type: ignore[no-untyped-def]
-    if x.dim() != 3 or x.dtype != torch.float32:
-        raise ValueError(sentence("x", kind_of(x), "float32 (B, L, D)"))
+def _is_for_triton(x: Tensor, backend: str) -> bool:
+    return x.is_cuda or backend == "triton"
+
+
+def _kernels(x: Tensor, backend: str) -> Any:
+    if _is_for_triton(x, backend):
+        from recurra.ops.selective_scan import _triton
+
+        return _triton
+    from recurra.ops.selective_scan import _cpu
+
+    return _cpu
+
+
+def _check(x, step, a, b, c, h0, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
+    on_card = _is_for_triton(x, backend)
+    number = torch.float64 if on_card and h0.dtype == torch.float64 else torch.float32
+    if x.dim() != 3 or not (x.dtype == number or (on_card and x.dtype == torch.bfloat16)):
+        expected = f"{str(number).removeprefix('torch.')}{' or bfloat16' if on_card else ''} (B, L, D)"
+        raise ValueError(sentence("x", kind_of(x), expected))
     batch, length, row = x.shape
     n_modes = a.shape[-1] if a.dim() else 0
     require_layout("step", step, x.shape, x.dtype, x.device)
-    require_layout("a", a, (row, n_modes), x.dtype, x.device)
+    require_layout("a", a, (row, n_modes), number, x.device)
     require_layout("b", b, (batch, length, n_modes), x.dtype, x.device)
     require_layout("c", c, (batch, length, n_modes), x.dtype, x.device)
-    require_layout("h0", h0, (batch, n_modes, row), x.dtype, x.device)
+    require_layout("h0", h0, (batch, n_modes, row), number, x.device)
 
 
-def _kept_shape(x, n_modes, keep):  # type: ignore[no-untyped-def]
-    from recurra.ops.selective_scan._cpu import STEPS
-
+def _kept_shape(x, n_modes, keep, backend):  # type: ignore[no-untyped-def]
+    every = _kernels(x, backend).STEPS
     # chunks and modes in one: a trace for any length would ask whether there is one chunk
-    return (x.shape[0], (x.shape[1] + STEPS - 1) // STEPS * n_modes, x.shape[2]) if keep else (0,)
+    return (x.shape[0], (x.shape[1] + every - 1) // every * n_modes, x.shape[2]) if keep else (0,)
 
 
 def _work(x: Tensor, n_modes: int) -> tuple[tuple[int, ...], Tensor, dict[str, int]]:
@@ -48,82 +66,111 @@ def _work(x: Tensor, n_modes: int) -> tuple[tuple[int, ...], Tensor, dict[str, i
     return (batch, length, row, n_modes, size, workers), x.new_empty(workers * size), work
 
 
-def _allocate(x, step, a, b, c, h0, keep):  # type: ignore[no-untyped-def]
+def _allocate(x, step, a, b, c, h0, keep, backend="auto"):  # type: ignore[no-untyped-def]
     # not torch.empty, whose type and device a caller may have changed for all of torch
-    return x.new_empty(x.shape), x.new_empty(h0.shape), x.new_empty(_kept_shape(x, a.shape[1], keep))
+    return x.new_empty(x.shape), h0.new_empty(h0.shape), h0.new_empty(_kept_shape(x, a.shape[1], keep, backend))
 
 
-def _run(results, x, step, a, b, c, h0, keep):  # type: ignore[no-untyped-def]
+def _run(results, x, step, a, b, c, h0, keep, backend="auto"):  # type: ignore[no-untyped-def]
     y, last, kept = results
     last.copy_(h0)
     if 0 in (x.numel(), a.shape[1]):
         y.zero_()
         return
-    from recurra.ops.selective_scan._cpu import selective_forward
-
-    inputs = [tensor.resolve_neg().contiguous() for tensor in (x, step, a.t(), b, c)]
+    inputs, kernels = [tensor.resolve_neg().contiguous() for tensor in (x, step, a.t(), b, c)], _kernels(x, backend)
+    if _is_for_triton(x, backend):
+        kernels.forward_into(y, last, kept if keep else None, *inputs)
+        return
     sizes, scratch, work = _work(x, a.shape[1])
     kept_address = kept.data_ptr() if keep else 0
-    selective_forward(*addresses(*inputs, last, y), kept_address, scratch.data_ptr(), *sizes, **work)
+    kernels.selective_forward(*addresses(*inputs, last, y), kept_address, scratch.data_ptr(), *sizes, **work)
 
 
-def _check_back(dy, dlast, x, step, a, b, c, h0, kept):  # type: ignore[no-untyped-def]
-    _check(x, step, a, b, c, h0)
+def _check_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
+    _check(x, step, a, b, c, h0, True, backend)
     require_layout("dy", dy, x.shape, x.dtype, x.device)
-    require_layout("dlast", dlast, h0.shape, x.dtype, x.device)
-    require_layout("kept", kept, _kept_shape(x, a.shape[1], True), x.dtype, x.device)
+    require_layout("dlast", dlast, h0.shape, h0.dtype, x.device)
+    require_layout("kept", kept, _kept_shape(x, a.shape[1], True, backend), h0.dtype, x.device)
 
 
-def _allocate_back(dy, dlast, x, step, a, b, c, h0, kept):  # type: ignore[no-untyped-def]
-    da = x.new_empty(a.shape[::-1]).t()
-    return [x.new_empty(x.shape), x.new_empty(x.shape), da, *(x.new_empty(t.shape) for t in (b, c, h0))]
+def _allocate_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
+    da = a.new_empty(a.shape[::-1]).t()
+    return [x.new_empty(x.shape), x.new_empty(x.shape), da, *(t.new_empty(t.shape) for t in (b, c, h0))]
 
 
-def _run_back(results, dy, dlast, x, step, a, b, c, h0, kept):  # type: ignore[no-untyped-def]
+def _run_back(results, dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
     dx, dstep, da, db, dc, dh0 = results
     dh0.copy_(dlast)
     if 0 in (x.numel(), a.shape[1]):
         for gradient in results[:5]:
             gradient.zero_()
         return
-    from recurra.ops.selective_scan._cpu import TILE, selective_backward
-
-    sizes, scratch, work = _work(x, a.shape[1])
+    kernels = _kernels(x, backend)
+    tiles = -(-x.shape[2] // kernels.TILE)
     inputs = [tensor.resolve_neg().contiguous() for tensor in (dy, x, step, a.t(), b, c, kept)]
-    parts_a, parts_b, parts_c = x.new_empty(h0.shape), *(x.new_empty(-(-x.shape[2] // TILE), *b.shape) for _ in "bc")
-    selective_backward(*addresses(*inputs, dh0, dx, dstep, parts_a, parts_b, parts_c, scratch), *sizes, **work)
-    for parts, gradient in ((parts_a, da.t()), (parts_b, db), (parts_c, dc)):
-        torch.sum(parts, 0, out=gradient)
+    parts = h0.new_empty(h0.shape), *(h0.new_empty(tiles, *b.shape) for _ in "bc")
+    if _is_for_triton(x, backend):
+        kernels.backward_into(dh0, dx, dstep, *parts, *inputs)
+    else:
+        sizes, scratch, work = _work(x, a.shape[1])
+        kernels.selective_backward(*addresses(*inputs, dh0, dx, dstep, *parts, scratch), *sizes, **work)
+    for part, gradient in zip(parts, (da.t(), db, dc)):
+        if part.dtype == gradient.dtype:
+            torch.sum(part, 0, out=gradient)
+        else:  # rounded once
+            gradient.copy_(part.sum(0))
 
 
 _operator = Operator(
-    f"selective_scan({_INPUTS}, bool keep) -> (Tensor, Tensor, Tensor)",
+    f'selective_scan({_INPUTS}, bool keep, str backend="auto") -> (Tensor, Tensor, Tensor)',
     check=_check,
     allocate=_allocate,
     run=_run,
     flops=lambda x, step, a, *_: 4 * math.prod(x) * a[1],  # the recurrence and the sum over modes
+    devices=("CPU", "CUDA"),
 )
 _back = Operator(
-    f"selective_scan_backward(Tensor dy, Tensor dlast, {_INPUTS}, Tensor kept) -> Tensor[]",
+    f'selective_scan_backward(Tensor dy, Tensor dlast, {_INPUTS}, Tensor kept, str backend="auto") -> Tensor[]',
     check=_check_back,
     allocate=_allocate_back,
     run=_run_back,
     # the states again, and seven products with their sums
     flops=lambda dy, dlast, x, step, a, *_: 14 * math.prod(x) * a[1],
+    devices=("CPU", "CUDA"),
 )
 
 
-def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
-    results = _operator(*inputs, keep)
+def _forward(keep, *given):  # type: ignore[no-untyped-def]
+    *inputs, backend = given
+    results = _operator(*inputs, keep, backend)
     return results, (*inputs, results[2])
 
 
-def _backward(gradients, saved, needs):  # type: ignore[no-untyped-def]
+def _backward(gradients, saved, needs, backend):  # type: ignore[no-untyped-def]
     like = saved[0], saved[5]  # y has the shape of x, the last state that of h0
-    return _back(*(torch.zeros_like(x) if g is None else g for g, x in zip(gradients, like)), *saved)
+    return _back(*(torch.zeros_like(x) if g is None else g for g, x in zip(gradients, like)), *saved, backend)
 
 
-_selective_scan = Differentiable(_forward, _backward, n_inputs=6, reference=at_once, constant=(2,))
+def _reference(x, step, a, b, c, h0, backend):  # type: ignore[no-untyped-def]
+    y, last = at_once(*(tensor.to(h0.dtype) for tensor in (x, step, a, b, c, h0)))
+    return y.to(x.dtype), last
+
+
+_selective_scan = Differentiable(_forward, _backward, n_inputs=6, reference=_reference, constant=(2,))
+
+
+def _why_not_kernels(backend: str, *inputs: Tensor) -> str:
+    """Say why the kernels of a backend do not take these inputs; "" if they do."""
+    x, step, a, b, c, h0 = inputs
+    if backend == "numba":
+        fits = all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in inputs)
+        return "" if fits else "Numba's kernels take float32 on the CPU"
+    one_type = x.dtype == step.dtype == b.dtype == c.dtype and x.dtype in (torch.bfloat16, h0.dtype)
+    if not one_type or a.dtype != h0.dtype or h0.dtype not in (torch.float32, torch.float64):
+        return "Triton's kernels take a and h0 in float32 or float64, and the others in that type or bfloat16"
+    if a.shape[1] > _MOST_MODES:
+        return f"Triton's kernels take up to {_MOST_MODES} modes a channel, not {a.shape[1]}"
+    return ""
 
 
 def selective_scan(
@@ -133,26 +180,42 @@ def selective_scan(
     b: Float[Tensor, "B L N"],
     c: Float[Tensor, "B L N"],
     h0: Float[Tensor, "B N D"],
+    *,
+    backend: str = "auto",
 ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B N D"]]:
     """Compute h_t = exp(step_t a) h_{t-1} + step_t x_t b_t and y_t = c_t h_t for every channel's own modes.
 
     Gu and Dao, arXiv 2312.00752, section 3.2.
 
-    A step of 0 lets the state pass. On the CPU in float32 one kernel runs each pass; otherwise long sequences run in
-    pieces of time. Either way the backward pass computes the states between kept ones again (as the published kernel
-    does, Gu & Dao, section 3.3.2). Traces, and torch.func, take all steps at once.
+    A step of 0 lets the state pass. On the CPU in float32, and on CUDA, one kernel runs each pass; otherwise long
+    sequences run in pieces of time. Either way the backward pass computes the states between kept ones again (as the
+    published kernel does, Gu & Dao, section 3.3.2). Traces, and torch.func, take all steps at once.
 
     Args:
-        x: the input, float32 or float64 like all others.
+        x: the input. x, step, b and c have one type: that of a and h0, float32 or float64, or float16 or bfloat16,
+            which are computed in a's type. Triton's kernels read and write bfloat16.
         step: the step sizes, Delta.
         a: eigenvalues, below 0 for modes that decay.
         b, c: how the modes read and are read, the same for all channels.
         h0: the state before the first step.
+        backend: as for `recurra.linear_scan`.
 
     Returns:
-        y and the last state.
+        y, of x's type, and the last state.
+
+    Raises:
+        ValueError: the backend does not exist or is not for such inputs.
+        RuntimeError: the backend cannot run here.
     """
-    fits = all(x.dtype == torch.float32 and x.is_cpu for x in (x, step, a, b, c, h0)) and not NUMBA_IS_MISSING
-    if fits and x.shape[1] > 1 and not torch.compiler.is_compiling() and not transforms_are_active():
-        return _selective_scan(x, step, a, b, c, h0)[:2]  # type: ignore[return-value]
-    return in_pieces(x, step, a, b, c, h0)
+    inputs, chosen = (x, step, a, b, c, h0), choose_backend(backend, x.device)
+    if chosen != "reference":
+        obstacle, by_name = _why_not_kernels(chosen, *inputs), backend != "auto"
+        if obstacle and by_name:
+            raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
+        is_eager = not torch.compiler.is_compiling() and not transforms_are_active()
+        if not obstacle and (by_name or (is_eager and (x.shape[1] > 1 or chosen == "triton"))):
+            return _selective_scan(*inputs, chosen)[:2]  # type: ignore[return-value]
+    if x.dtype not in HALF:
+        return in_pieces(*inputs)
+    y, last = in_pieces(*(tensor.to(h0.dtype) for tensor in inputs))
+    return y.to(x.dtype), last
