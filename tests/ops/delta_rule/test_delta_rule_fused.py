@@ -120,5 +120,5 @@ def test_what_it_does_not_take_is_refused_and_auto_goes_around_it(draw):
     with pytest.raises(ValueError, match=obstacle):
         delta_rule(*double, mode="fused")
     assert delta_rule(*double)[0].shape == inputs.v.shape
-    with pytest.raises(ValueError, match="the kernels run on the CPU, and the tensors are on meta"):
+    with pytest.raises(ValueError, match="the kernels run on the CPU and on CUDA, and the tensors are on meta"):
         delta_rule(*(x.to("meta") for x in inputs), mode="fused")

@@ -170,7 +170,7 @@ def test_empty_inputs(draw, batch, length, d_qk, d_v):
 def test_auto_takes_what_was_measured_as_the_fastest(draw, monkeypatch):
     taken = []
     for name in ("recurrent", "chunk", "fused"):
-        function = lambda *x, name=name: (taken.append(name), x[2], x[-1])[1:]  # noqa: E731
+        function = lambda *x, name=name, **_: (taken.append(name), x[2], x[-1])[1:]  # noqa: E731
         monkeypatch.setitem(operator._MODES, name, function)
     for length in (1, 4, 5, 200):
         delta_rule(*draw(length))

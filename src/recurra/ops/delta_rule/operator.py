@@ -18,7 +18,7 @@ from recurra.ops._operator import (
     is_any_length,
     usable_threads,
 )
-from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
+from recurra.ops._toolkit.backends import NUMBA_IS_MISSING, choose_backend
 from recurra.ops.delta_rule.reference import chunk, recurrent
 from recurra.ops.gate_loop.reference import check_shape
 
@@ -44,14 +44,20 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: 
         check_shape("state", state, (steps[0], *q.shape[2:], d_v))
 
 
-def _why_not_fused(*tensors: Tensor) -> str:
-    """Say why the kernels do not take q, k, v, a, b and the state, of one type; "" if they do."""
-    device, dtype = tensors[0].device, tensors[0].dtype
-    if device.type != "cpu":
-        return f"the kernels run on the CPU, and the tensors are on {device}"
-    if dtype != torch.float32:
-        return f"the kernels compute in float32, not in {str(dtype).removeprefix('torch.')}"
-    return NUMBA_IS_MISSING
+_MOST_KEYS = 256
+"""The most key channels that Triton's kernels take: a thread then has 32 numbers of each state."""
+
+
+def _why_not_fused(backend: str, q: Tensor) -> str:
+    """Say why a backend has no kernels for q and the others, of its type; "" if it has."""
+    if backend == "triton":
+        few = q.shape[3] <= _MOST_KEYS
+        return "" if few else f"Triton's kernels take up to {_MOST_KEYS} key channels a head, not {q.shape[3]}"
+    if q.device.type != "cpu":
+        return f"the kernels run on the CPU and on CUDA, and the tensors are on {q.device}"
+    if q.dtype != torch.float32:
+        return f"the kernels compute in float32, not in {str(q.dtype).removeprefix('torch.')}"
+    return NUMBA_IS_MISSING or ("" if backend == "numba" else "backend 'reference' is plain torch")
 
 
 _EVERY = 32
@@ -66,9 +72,14 @@ def _kept_shape(q: Tensor, v: Tensor) -> tuple[int, int, int]:
     return q.shape[0], q.shape[2] * ((q.shape[1] + _EVERY - 1) // _EVERY) * q.shape[3], v.shape[3]
 
 
-def _check(q, k, v, a, b, state, keep=False):  # type: ignore[no-untyped-def]
-    """Refuse what the kernels cannot take: float32 on the CPU, q (B, L, H, d_qk), a and b (B, L, H, 1)."""
-    if q.dim() != 4 or q.dtype != torch.float32:
+def _is_for_triton(q: Tensor, backend: str) -> bool:
+    return q.is_cuda or backend == "triton"
+
+
+def _check(q, k, v, a, b, state, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
+    """Refuse what the kernels cannot take: q (B, L, H, d_qk), a and b (B, L, H, 1); float64 only by Triton."""
+    wide = q.dtype == torch.float64 and _is_for_triton(q, backend)
+    if q.dim() != 4 or not (wide or q.dtype == torch.float32):
         raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
     steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
     require_layout("k", k, q.shape, q.dtype, q.device)
@@ -78,7 +89,7 @@ def _check(q, k, v, a, b, state, keep=False):  # type: ignore[no-untyped-def]
     require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
 
 
-def _allocate(q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
+def _allocate(q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[no-untyped-def]
     u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
     return v.new_empty(v.shape), state.new_empty(state.shape), v.new_empty(u), state.new_empty(kept)
 
@@ -87,10 +98,15 @@ def _dense(*tensors: Tensor) -> list[Tensor]:
     return [x.resolve_neg().contiguous() for x in tensors]
 
 
-def _run(results, q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
+def _run(results, q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[no-untyped-def]
     y, last, u, kept = results
     if 0 in (q.numel(), v.numel()):
         y.zero_(), last.copy_(state)
+        return
+    if _is_for_triton(q, backend):
+        from recurra.ops.delta_rule import _triton
+
+        _triton.forward_into(y, last, u, kept, _EVERY, *_dense(q, k, v, a, b, state))
         return
     from recurra.ops.delta_rule._cpu import delta_rule_forward, forward_scratch
 
@@ -103,8 +119,8 @@ def _run(results, q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def _check_back(dy, dlast, q, k, v, a, b, state, u, kept):  # type: ignore[no-untyped-def]
-    _check(q, k, v, a, b, state)
+def _check_back(dy, dlast, q, k, v, a, b, state, u, kept, backend="auto"):  # type: ignore[no-untyped-def]
+    _check(q, k, v, a, b, state, True, backend)
     for name, x, shape in (("dy", dy, v.shape), ("dlast", dlast, state.shape)):
         if x is not None:
             require_layout(name, x, shape, q.dtype, q.device)
@@ -112,13 +128,18 @@ def _check_back(dy, dlast, q, k, v, a, b, state, u, kept):  # type: ignore[no-un
     require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
 
 
-def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept):  # type: ignore[no-untyped-def]
+def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept, backend="auto"):  # type: ignore[no-untyped-def]
     dy = torch.zeros_like(v) if dy is None else dy
     dlast = torch.zeros_like(state) if dlast is None else dlast
     if 0 in (q.numel(), v.numel()):
         for gradient in results[:5]:
             gradient.zero_()
         results[5].copy_(dlast)
+        return
+    if _is_for_triton(q, backend):
+        from recurra.ops.delta_rule import _triton
+
+        _triton.backward_into(results, _EVERY, *_dense(dy, dlast, q, k, a, b, u, kept))
         return
     from recurra.ops.delta_rule._cpu import backward_scratch, delta_rule_backward, rows_of_block
 
@@ -133,47 +154,50 @@ def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept):  # type: ignor
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state"
 _operator = Operator(
-    f"delta_rule_fused({_INPUTS}, bool keep=False) -> (Tensor, Tensor, Tensor, Tensor)",
+    f'delta_rule_fused({_INPUTS}, bool keep=False, str backend="auto") -> (Tensor, Tensor, Tensor, Tensor)',
     check=_check,
     allocate=_allocate,
     run=_run,
     flops=lambda q, k, v, *_: 6 * math.prod(q) * v[-1],  # a value read, one written, and the output
+    devices=("CPU", "CUDA"),
 )
 _back = Operator(
-    f"delta_rule_fused_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u, Tensor kept) -> "
+    f'delta_rule_fused_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u, Tensor kept, str backend="auto") -> '
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     check=_check_back,
     allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:6]),
     run=_run_back,
     # the state again, and seven products with their sums
     flops=lambda dy, dlast, q, k, v, *_: 16 * math.prod(q) * v[-1],
+    devices=("CPU", "CUDA"),
 )
 
 
-def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
-    results = _operator(*inputs, keep)
+def _forward(keep, *given):  # type: ignore[no-untyped-def]
+    *inputs, backend = given
+    results = _operator(*inputs, keep, backend)
     return results, (*inputs, *results[2:])
 
 
 _with_gradients = Differentiable(
     _forward,
-    lambda gradients, saved, needs: _back(*gradients[:2], *saved),
+    lambda gradients, saved, needs, backend: _back(*gradients[:2], *saved, backend),
     n_inputs=6,
-    reference=lambda *inputs: _MODES[_without_kernels(inputs[0])](*inputs),
+    reference=lambda q, *others: _MODES[_without_kernels(q)](q, *others[:5]),
     constant=(2, 3),
 )
 
 
-def _record(q, k, v, a, b, state, keep):  # type: ignore[no-untyped-def]
-    y, last, u, kept = _with_gradients(q, k, v, a, b, state)
+def _record(q, k, v, a, b, state, keep, backend):  # type: ignore[no-untyped-def]
+    y, last, u, kept = _with_gradients(q, k, v, a, b, state, backend)
     return y, last, *((u, kept) if keep else (u.new_empty(0), u.new_empty(0)))
 
 
 _operator.record = _record
 
 
-def _fused(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-    y, last, *_ = _with_gradients(*inputs)
+def _fused(*inputs: Tensor, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    y, last, *_ = _with_gradients(*inputs, backend)
     return y, last
 
 
@@ -192,6 +216,7 @@ def delta_rule(
     state: Float[Tensor, "B H d_qk d_v"] | None = None,
     *,
     mode: str = "auto",
+    backend: str = "auto",
 ) -> tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]:
     """Compute h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t: the gated delta rule.
 
@@ -210,8 +235,10 @@ def delta_rule(
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, in O(L) steps.
             "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them.
-            "fused": step by step by Numba kernels: float32 on the CPU. Under torch.func it is one of the others.
+            "fused": step by step by kernels: Numba's on the CPU in float32, Triton's on CUDA for heads of up to 256 key
+                channels. Under torch.func it is one of the others.
             "auto": "fused" if it applies; else "recurrent" for up to 4 steps, and "chunk" for more.
+        backend: as for `recurra.linear_scan`. Only "fused" has kernels.
 
     Returns:
         y and h_L. float16 and bfloat16 are computed in float32, also under autocast; y then has the type of q, k and v,
@@ -219,7 +246,8 @@ def delta_rule(
 
     Raises:
         TypeError: an argument is not a tensor of real floating-point numbers.
-        ValueError: shapes or devices do not fit, or the mode does not exist or is not for such inputs.
+        ValueError: shapes or devices do not fit, or the mode or the backend does not exist or is not for such inputs.
+        RuntimeError: the backend cannot run here, or the mode does not have it.
     """
     require_literal(Mode, mode=mode)
     _check_inputs(q, k, v, a, b, state)
@@ -232,16 +260,18 @@ def delta_rule(
     if state is None:
         state = v.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
     state = state.to(compute)
-    if mode == "auto" and is_any_length(q.shape[1]):
+    if mode == backend == "auto" and is_any_length(q.shape[1]):
         y, last = _any_steps(q, k, v, a, b, state)
         return (y.to(given) if given in HALF else y), last
-    mode = _choose_mode(mode, q, k, v, a, b, state)
+    chosen = choose_backend(backend, q.device)
+    mode = _choose_mode(mode, chosen, backend in ("numba", "triton"), q)
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a * b).sum(-1, keepdim=True) * v, state
     else:
         # Autocast would run the matrix products in bfloat16.
         with torch.autocast(q.device.type, enabled=False):
-            y, last = _MODES[mode](q, k, v, a, b, state)
+            options = {"backend": chosen} if mode == "fused" else {}
+            y, last = _MODES[mode](q, k, v, a, b, state, **options)
     return (y.to(given) if given in HALF else y), last
 
 
@@ -253,16 +283,21 @@ _any_steps = OneNode(
 )
 
 
-def _choose_mode(mode: str, *tensors: Tensor) -> str:
-    """Return `mode` itself, or the choice of "auto"."""
+def _choose_mode(mode: str, backend: str, by_name: bool, q: Tensor) -> str:
+    """Return `mode` itself, or the choice of "auto"; `by_name` if the caller wants this backend's kernels."""
     if mode not in ("auto", "fused"):
+        if by_name:
+            expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
+            raise RuntimeError(sentence("backend", repr(backend), expected))
         return mode
-    obstacle = _why_not_fused(*tensors)
-    if not obstacle and (mode == "fused" or not torch.compiler.is_compiling()):
+    obstacle = _why_not_fused(backend, q)
+    if not obstacle and (mode == "fused" or by_name or not torch.compiler.is_compiling()):
         return "fused"
+    if by_name:
+        raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
     if mode == "fused":
         raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
-    return _without_kernels(tensors[0])
+    return _without_kernels(q)
 
 
 def _without_kernels(q: Tensor) -> str:

@@ -1,0 +1,116 @@
+"""The Triton kernels of the delta rule beside "recurrent". tests/test_triton.py runs this file.
+
+Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
+"""
+
+import os
+
+import pytest
+import torch
+from tests.ops.delta_rule.conftest import draw_inputs
+from tests.quick_interpreter import sampled
+
+from recurra import delta_rule
+from recurra.ops.delta_rule import _triton as kernels
+from recurra.ops.delta_rule import operator
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+NUMBER = torch.float64 if INTERPRETED else torch.float32
+TOLERANCE = 1e-13 if INTERPRETED else 2e-5
+NAMES = ("y", "last state", "dq", "dk", "dv", "da", "db", "dstate")
+# length, heads, d_qk, d_v, batch: chunks of 4 steps and tiles of 1 to 8 columns, on a card of 32 and up to 32
+SIZES = [(9, 2, 3, 5, 2), (1, 1, 1, 1, 1), (4, 1, 9, 5, 1), (6, 1, 2, 11, 1), (37, 1, 13, 20, 1)]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr(operator, "_EVERY", 4)
+        monkeypatch.setattr(kernels, "_TILE", 16)
+
+
+def draw(*sizes, number=NUMBER):
+    return [x.to(DEVICE, number) for x in draw_inputs(*sizes)]
+
+
+def by_kernels(*inputs):
+    return delta_rule(*inputs, backend="triton")
+
+
+def by_steps(*inputs):
+    return delta_rule(*inputs, mode="recurrent")
+
+
+def run(function, tensors, chosen=(0, 1)):
+    """Outputs, and the gradients of a fixed combination of those `chosen`."""
+    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
+    outputs = function(*inputs)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(y.shape, dtype=torch.float64, generator=generator).to(y) for y in outputs]
+    value = sum((weights[i] * outputs[i]).sum() for i in chosen)
+    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+
+
+def assert_near(actual, expected, tolerance=TOLERANCE):
+    for name, mine, right in zip(NAMES, actual, expected, strict=True):
+        assert (mine.dtype, mine.shape) == (right.dtype, right.shape), name
+        distance = (mine - right).double().abs().max()
+        assert distance <= tolerance * right.double().abs().max().clamp_min(1e-300), f"{name}: {distance:.1e}"
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("sizes", sampled([(s,) for s in SIZES], lambda sizes: sizes[0] < 37), ids=str)
+def test_outputs_and_gradients(sizes):
+    tensors = draw(*sizes)
+    assert_near(run(by_kernels, tensors), run(by_steps, tensors))
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_either_output_alone_sends_its_gradient_back(chosen):
+    tensors = draw(3, 1, 2, 3, 1)
+    assert_near(run(by_kernels, tensors, [chosen]), run(by_steps, tensors, [chosen]))
+
+
+def test_decays_of_nothing_and_all():
+    """A decay of 0 has a gradient too."""
+    q, k, v, a, b, state = draw(7, 1, 2, 3, 1)
+    a[:, ::2], a[:, -1] = 1.0, 0.0
+    expected = run(by_steps, [q, k, v, a, b, state])
+    assert expected[5][:, -1].abs().min() > 0
+    assert_near(run(by_kernels, [q, k, v, a, b, state]), expected)
+
+
+def test_an_infinity_is_no_nan_beside_the_padding():
+    q, k, v, a, b, state = draw(4, 1, 3, 5, 1)
+    q, k, v[0, 3, 0, 1] = q.abs(), k.abs(), torch.inf
+    found, expected = by_kernels(q, k, v, a, b, state), by_steps(q, k, v, a, b, state)
+    assert expected[0].isinf().sum() == 1
+    for mine, right in zip(found, expected):
+        torch.testing.assert_close(mine, right, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_the_front_door(monkeypatch):
+    """By name it runs the kernels or says why not, any strides come in, and "auto" takes them only on a card."""
+    launched, original = [], kernels.forward_into
+    monkeypatch.setattr(kernels, "forward_into", lambda *given: launched.append(1) or original(*given))
+    tensors = draw(5, 2, 3, 4, 1, number=torch.float32)
+    strided = [t.mT.contiguous().mT for t in tensors]
+    for mine, right in zip(by_kernels(*strided), by_steps(*(t.double() for t in tensors))):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-5)
+    delta_rule(*tensors)
+    assert len(launched) == (1 if INTERPRETED else 2)
+    with pytest.raises(RuntimeError, match=r"backend is 'triton'; expected .* for mode 'chunk', which is plain torch"):
+        delta_rule(*tensors, mode="chunk", backend="triton")
+    with pytest.raises(ValueError, match=r"backend is 'triton'; expected .* up to 256 key channels a head, not 257"):
+        by_kernels(*draw(1, 1, 257, 1, 1))
+
+
+def test_the_operators():
+    q, k, v, a, b, state = draw(5, 1, 3, 2, 1)
+    tensors = q, k, v, a[..., None], b[..., None], state
+    torch.library.opcheck(torch.ops.recurra.delta_rule_fused.default, (*tensors, True, "triton"))
+    y, last, u, kept = torch.ops.recurra.delta_rule_fused(*tensors, True, "triton")
+    for gradients in ((y, last), (None, last)):
+        given, checks = (*gradients, *tensors, u, kept, "triton"), ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.recurra.delta_rule_fused_backward.default, given, test_utils=checks)
