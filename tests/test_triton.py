@@ -12,6 +12,8 @@ FILES = [
     "ops/gate_loop/interpreted_triton.py",
     "ops/gate_loop/interpreted_triton_chunk.py",
     "ops/cells/interpreted_triton_gru.py",
+    "ops/selective_scan/interpreted_triton.py",
+    "ops/delta_rule/interpreted_triton.py",
     "ops/interpreted_triton_causality.py",
 ]
 

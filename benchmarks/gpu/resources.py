@@ -27,10 +27,12 @@ from triton.compiler import ASTSource
 
 from recurra.ops._toolkit.triton import ChunkTiles, Tiles, WalkTiles, default_tiles, trying
 from recurra.ops.cells import _gru_triton as gru_triton
+from recurra.ops.delta_rule import _triton as delta_kernels
 from recurra.ops.gate_loop import _triton as fused_kernels
 from recurra.ops.gate_loop import _triton_chunk as triton_chunk
 from recurra.ops.gate_loop import _triton_chunk_backward as triton_chunk_backward
 from recurra.ops.scan import _triton as scan_kernels
+from recurra.ops.selective_scan import _triton as selective_kernels
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
 REGISTERS, WARPS = 65_536, 64
@@ -132,6 +134,19 @@ def gru(number: torch.dtype) -> None:
     gru_triton.backward(steps, *weights, torch.zeros(32, 70, 380), h)
 
 
+def selective(number: torch.dtype, modes: int) -> None:
+    x, b = (torch.zeros(1, 4096, d, dtype=number) for d in (256, modes))
+    a, h, shares = torch.zeros(modes, 256), torch.zeros(1, modes, 256), torch.zeros(8, 1, 4096, modes)
+    selective_kernels.forward_into(x, h, h, x, x, a, b, b)
+    selective_kernels.backward_into(h, x, x, h, shares, shares, x, x, x, a, b, b, h)
+
+
+def delta(d: int) -> None:
+    q, a, state = torch.zeros(1, 4096, 8, d), torch.zeros(1, 4096, 8, 1), torch.zeros(1, 8, d, d)
+    delta_kernels.forward_into(q, state, q, state, 32, q, q, q, a, a, state)
+    delta_kernels.backward_into((q, q, q, a, a, state), 32, q, state, q, q, a, a, q, state)
+
+
 f32, bf16 = torch.float32, torch.bfloat16
 CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "scan, float32": ("scan", False, lambda: scan(False)),
@@ -144,7 +159,14 @@ CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "chunk of 64, float32, complex gate a head": ("chunk", True, lambda: chunk(f32, True, False)),
     "chunk of 64, float32, complex gate a channel": ("chunk", True, lambda: chunk(f32, True, True)),
     "chunk of 128, bfloat16, a gate a head": ("chunk", False, lambda: chunk(bf16, False, False, 128)),
-    "steps of a GRU, float32": ("gru", False, lambda: gru(f32)),  # no tiles of the table
+    # these have no tiles in the table
+    "selective scan of 16 modes, float32": ("selective", False, lambda: selective(f32, 16)),
+    "selective scan of 16 modes, bfloat16": ("selective", False, lambda: selective(bf16, 16)),
+    "selective scan of 128 modes, float32": ("selective", False, lambda: selective(f32, 128)),
+    "delta rule of 64, float32": ("delta", False, lambda: delta(64)),
+    "delta rule of 128, float32": ("delta", False, lambda: delta(128)),
+    "delta rule of 256, float32": ("delta", False, lambda: delta(256)),
+    "steps of a GRU, float32": ("gru", False, lambda: gru(f32)),
     "steps of a GRU, bfloat16": ("gru", False, lambda: gru(bf16)),
 }
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recurra import gate_loop, linear_scan
+from recurra import delta_rule, gate_loop, linear_scan
 from recurra.ops._toolkit.triton import default_tiles
 from recurra.ops.gate_loop import _triton_chunk as triton_chunk
 from recurra.ops.gate_loop._heads import chunk_by_kernels
+from recurra.ops.selective_scan import selective_scan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -39,11 +40,21 @@ def scan(b, a):
     return linear_scan(a, b, backend="triton")
 
 
+def delta(q, k, v, a):
+    return delta_rule(q, k.tanh(), v, a, a, backend="triton")[0]
+
+
+def selective(x, b, c, step):
+    return selective_scan(x, step, -step.new_ones(3, 3), b, c, step.new_zeros(1, 3, 3), backend="triton")[0]
+
+
 CASES = {
     "scan": (scan, lambda: [x[:, :, 0] for x in heads(3, 3)[2:]]),
     "scan, complex": (scan, lambda: [x[:, :, 0] for x in heads(3, 3, is_complex=True)[2:]]),
     "fused": (fused, lambda: heads(1, 1)),
     "fused, complex": (fused, lambda: heads(1, 1, is_complex=True)),
+    "delta rule": (delta, lambda: heads(3, 1)),
+    "selective scan": (selective, lambda: [x[:, :, 0] for x in heads(3, 3)]),
     "chunk": (chunk, lambda: heads(3, 1)),
     "chunk, a gate a channel": (chunk, lambda: heads(3, 3)),
     "chunk, complex": (chunk, lambda: heads(3, 3, is_complex=True)),

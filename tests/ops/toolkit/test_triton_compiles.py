@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter is on", allow_module_level=True)
 triton = pytest.importorskip("triton", reason="Triton is not installed here")
 
+from benchmarks.gpu import resources  # noqa: E402
 from benchmarks.gpu.resources import compiled_launch  # noqa: E402
 
 from recurra.ops.cells import _gru_triton as gru_triton  # noqa: E402
@@ -129,3 +130,26 @@ def test_gru(compiled, target, number, size):
         assert "mma" in compiled[name], "matrix products run on tensor cores"
         assert "cp.async" in compiled[name], "the next tiles of a matrix are under way"
         assert "bar.sync" in compiled[name], "channels wait for each other"
+
+
+@pytest.mark.parametrize(
+    ("target", "case", "is_pipelined"),
+    [
+        (80, "selective scan of 16 modes, float32", True),
+        (90, "selective scan of 16 modes, bfloat16", False),  # a thread reads less than the 4 bytes of cp.async
+        pytest.param(90, "selective scan of 128 modes, float32", True, marks=pytest.mark.slow),
+        (90, "delta rule of 64, float32", True),
+        (80, "delta rule of 128, float32", True),
+        pytest.param(80, "delta rule of 256, float32", True, marks=pytest.mark.slow),
+    ],
+)
+def test_states_in_registers(target, case, is_pipelined, monkeypatch, tmp_path):
+    """A state that a thread spills is read from memory and written to it at every step."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    texts, report = [], resources.report
+    monkeypatch.setattr(resources, "report", lambda ptx, target: texts.append(ptx) or report(ptx, target))
+    with resources.compiled(target) as found:
+        resources.CASES[case][2]()
+    assert set(found) == {"_forward", "_backward"}
+    assert all(one["stores"] == one["loads"] == 0 and one["shared"] <= SHARED_MEMORY for one in found.values()), found
+    assert not is_pipelined or all("cp.async" in ptx for ptx in texts), "the reads of later steps are under way"
