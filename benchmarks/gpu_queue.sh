@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# All that a card is needed for, in one command of less than nine minutes, without a network:
+# What a card is needed for, in one command of less than nine minutes, without a network:
 #
-#   make gpu-wheels                                        # on a machine with a network: fills .gpu-wheels
-#   OUT=runs/gpu bash benchmarks/gpu_queue.sh .gpu-wheels  # on the one with a card
-#   bash benchmarks/gpu_queue.sh --dry                     # anywhere: tiny sizes on the CPU, through Triton's interpreter
+#   make gpu-wheels                                    # on a machine with a network: fills .gpu-wheels
+#   bash benchmarks/gpu_queue.sh                       # on the one with a card: equality kernels steps runs
+#   bash benchmarks/gpu_queue.sh tests tiles kernels   # these stages in this order
+#   bash benchmarks/gpu_queue.sh --dry                 # anywhere: tiny sizes on the CPU, through Triton's interpreter
 #
-# Each stage has a limit in seconds and a file of results in $OUT; none stops those after it. All limits together are
-# less than LIMIT.
+# Each stage has a limit in seconds and a file of results in $OUT; none stops those after it. First, the wheels of what
+# the machine lacks are installed (install.txt); Recurra itself runs from src.
 #
-#   1-install.txt     wheels of what the machine lacks; Recurra itself runs from src
-#   2-tests.txt       the tests of the Triton kernels on the card, then the contract suite: every mixer and model there
-#   3-golden.json     every kernel and every mixer on the card beside float64 on the CPU
-#   4-speed.json      GB/s of the scan and of the GateLoop beside a copy, and other libraries if they are installed
-#   5-tiles.json      the best tiles and chunk lengths, which stages 6 and 7 use
-#                     (keep them: python -m benchmarks.gpu.tuning --adopt $OUT/5-tiles.json)
-#   6-steps.json      training steps of published recipes: tokens/s and MFU
-#   7-runs.tar.gz     long runs in what time is left; runs that are in $RUNS already are resumed
-#   queue.log         what all of them said
+#   equality   60 s  every kernel and every mixer on the card beside float64 on the CPU (equality.json)
+#   kernels    60 s  GB/s of each operator beside a copy, and other libraries if they are installed (kernels.json)
+#   steps      90 s  training steps of published recipes: tokens/s and MFU (steps.json)
+#   runs             long runs in what time is left; runs that are in $RUNS already are resumed (runs.tar.gz)
+#   tests     100 s  the tests of the Triton kernels on the card (tests.txt)
+#   contracts  60 s  the contract suite: every mixer and model there (contracts.txt)
+#   tiles     130 s  the best tiles and chunk lengths, which later stages use (tiles.json; to keep them:
+#                    python -m benchmarks.gpu.tuning --adopt $OUT/tiles.json)
 #
-# Wheels, for what a machine with PyTorch and Triton may lack (import name, then the package):
+# queue.log has what all of them said. Wheels, for what a machine with PyTorch and Triton may lack (import name:package):
 WHEELS="jsonargparse:jsonargparse docstring_parser:docstring-parser typeshed_client:typeshed-client
 importlib_resources:importlib-resources platformdirs:platformdirs lightning_fabric:lightning-fabric
 lightning_utilities:lightning-utilities hypothesis:hypothesis sortedcontainers:sortedcontainers beartype:beartype
@@ -29,32 +29,34 @@ accelerated_scan:accelerated-scan fla:fla-core einops:einops"
 #
 # PYTHON  the interpreter (python3)          RUNS   folder of the long runs (runs/gpu-runs)
 # OUT     folder of results (runs/gpu)       LIMIT  seconds for everything (525)
-# JOBS    processes that compile kernels (12; 1 in a dry run)
+# FOLDER  of the wheels (.gpu-wheels)        JOBS   processes that compile kernels (12; 1 in a dry run)
 # DATA    folder of Penn Treebank (data/ptb; without it, its runs are left out)
 set -u
 cd "$(dirname "$0")/.." || exit
 [ "${1:-}" = --list ] && { for pair in $WHEELS; do echo "${pair#*:}"; done; exit; }
 DRY=""
 [ "${1:-}" = --dry ] && { DRY=--dry JOBS=${JOBS:-1}; shift; }
-FOLDER=${1:-.gpu-wheels} PYTHON=${PYTHON:-python3} OUT=${OUT:-runs/gpu} RUNS=${RUNS:-runs/gpu-runs}
+[ $# -gt 0 ] || set -- equality kernels steps runs
+FOLDER=${FOLDER:-.gpu-wheels} PYTHON=${PYTHON:-python3} OUT=${OUT:-runs/gpu} RUNS=${RUNS:-runs/gpu-runs}
 DATA=${DATA:-data/ptb} LIMIT=${LIMIT:-525} JOBS=${JOBS:-12}
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd) SITE=$(mktemp -d)
 trap 'rm -rf "$SITE"' EXIT
 export PYTHONPATH="$PWD/src:$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-LOG=$OUT/queue.log SUMMARY="" FAILED=0 STOP=TERM
+LOG=$OUT/queue.log SUMMARY="" FAILED=0
 : >"$LOG"
 
 stage() { # NAME SECONDS COMMAND...: run a command within its limit and what time is left, and note how it ended
   local name=$1 limit=$2 began=$SECONDS before rc
   shift 2
+  [ -n "$DRY" ] && limit=$((3 * limit)) # the interpreter is slow
   [ $((LIMIT - SECONDS)) -lt "$limit" ] && limit=$((LIMIT - SECONDS))
   before=$(wc -l <"$LOG")
   if [ "$limit" -lt 1 ]; then
     rc=skipped
   else
     echo "== $name, at most $limit s: $*" >>"$LOG"
-    timeout -s "$STOP" -k 20 "$limit" "$@" >>"$LOG" 2>&1
+    timeout -s "${STOP:-TERM}" -k 20 "$limit" "$@" >>"$LOG" 2>&1
     rc=$?
   fi
   [ "$rc" = 0 ] || FAILED=1
@@ -102,7 +104,8 @@ runs() { # side by side: such small models leave most of a card idle
   if [ -n "$DRY" ]; then
     RUNS=$SITE/runs
     run_of memory-horizon recipes/memory-horizon/data-controlled-muon.yaml --training.accelerator cpu --model.n_layer 1 \
-      --data.n_samples 40 --data.sequence_length 32 --training.epochs 1 --training.threads 1
+      --data.n_samples 40 --data.sequence_length 32 --data.window_lengths "[16]" --data.window_epochs "[1]" \
+      --training.epochs 1 --training.threads 1 || return
   else
     share
     run_of memory-horizon recipes/memory-horizon/data-controlled-muon.yaml "${device[@]}" &
@@ -116,46 +119,45 @@ runs() { # side by side: such small models leave most of a card idle
     echo quit | timeout -k 2 5 nvidia-cuda-mps-control
   fi
   mkdir -p "$RUNS" # checkpoints of large models stay there
-  (cd "$RUNS" && find . -type f -size -6M ! -name .lock -print0 | tar czf "$OUT/7-runs.tar.gz" --null -T -)
+  (cd "$RUNS" && find . -type f -size -6M ! -name .lock -print0 | tar czf "$OUT/runs.tar.gz" --null -T -)
 }
 
-export -f install run_of share runs
+tested() { # FILE TEST...: to a file of results; stopped as by Ctrl-C, what is cut off says what failed so far
+  local file=$1 how=(--collect-only -q)
+  shift
+  [ -n "$DRY" ] || how=(-vv)
+  # compiling takes most of the time
+  [ -z "$DRY" ] && "$PYTHON" -c "import xdist" 2>/dev/null && how+=(-n 8 --dist worksteal)
+  RECURRA_SHAPE_CHECKS=0 exec "$PYTHON" -m pytest -p no:randomly "${how[@]}" "$@" >"$OUT/$file" 2>&1
+}
+
+export -f install run_of share runs tested
 export WHEELS DRY FOLDER PYTHON OUT RUNS DATA SITE
 
-# shellcheck disable=SC2086
-{
-  stage install 40 bash -c 'set -o pipefail; install 2>&1 | tee "$OUT/1-install.txt"'
-  # Each test by itself, and stopped as by Ctrl-C: what is cut off by the time leaves the names of the tests before it,
-  # and says what failed once xdist has waited 10 s for its workers.
-  KERNELS="tests/ops/scan/interpreted_triton.py tests/ops/gate_loop/interpreted_triton.py tests/ops/gate_loop/interpreted_triton_chunk.py
-tests/ops/cells/interpreted_triton_gru.py"
-  export KERNELS RECURRA_SHAPE_CHECKS=0
-  if [ -n "$DRY" ]; then
-    TRITON_INTERPRET=1 stage tests 60 bash -c '"$PYTHON" -m pytest -p no:randomly --collect-only -q $KERNELS >"$OUT/2-tests.txt" 2>&1'
-  else
-    SPREAD=$("$PYTHON" -c "import xdist" 2>/dev/null && printf %s "-n 8 --dist worksteal") # compiling takes most of the time
-    export SPREAD
-    STOP=INT TRITON_INTERPRET=0 stage tests 100 bash -c '"$PYTHON" -m pytest -p no:randomly -vv $SPREAD $KERNELS >"$OUT/2-tests.txt" 2>&1'
-  fi
-  SUITE="tests/contracts/test_cut_invariance.py tests/contracts/test_variable_lengths.py tests/contracts/test_states.py"
-  export SUITE
-  if [ -n "$DRY" ]; then
-    stage contracts 60 bash -c '"$PYTHON" -m pytest -p no:randomly --collect-only -q $SUITE >>"$OUT/2-tests.txt" 2>&1'
-  else
-    STOP=INT RECURRA_TEST_DEVICE=cuda stage contracts 60 bash -c '"$PYTHON" -m pytest -p no:randomly -v $SPREAD $SUITE >>"$OUT/2-tests.txt" 2>&1'
-  fi
-  unset RECURRA_SHAPE_CHECKS
-  [ -f "$OUT/2-tests.txt" ] && tail -n 3 "$OUT/2-tests.txt"
-  # Its processes share the cores for the CPU's side.
-  OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 stage golden 60 "$PYTHON" -m benchmarks.gpu.golden $DRY --jobs "$JOBS" --out "$OUT/3-golden.json"
-  stage speed 60 "$PYTHON" -m benchmarks.gpu $DRY --out "$OUT/4-speed.json"
-  stage tiles 130 "$PYTHON" -m benchmarks.gpu.tuning $DRY --jobs "$JOBS" --seconds 110 --out "$OUT/5-tiles.json"
-  [ -f "$OUT/5-tiles.json" ] && export RECURRA_TILES="$OUT/5-tiles.json"
-  stage steps 60 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/6-steps.json"
-  LEFT=$((LIMIT - SECONDS))
-  export LIMIT=$LEFT # bash counts the seconds of a new shell from 0
-  SECONDS=0
-  stage runs "$LEFT" bash -c runs
-}
+stage install 40 bash -c 'set -o pipefail; install 2>&1 | tee "$OUT/install.txt"'
+for name in "$@"; do
+  # shellcheck disable=SC2086
+  case $name in
+  equality) # its processes share the cores for the CPU's side
+    OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 stage equality 60 "$PYTHON" -m benchmarks.gpu.golden $DRY --jobs "$JOBS" --out "$OUT/equality.json" ;;
+  kernels) stage kernels 60 "$PYTHON" -m benchmarks.gpu $DRY --out "$OUT/kernels.json" ;;
+  steps) stage steps 90 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/steps.json" ;;
+  tests)
+    STOP=INT TRITON_INTERPRET=$((${#DRY} > 0)) stage tests 100 bash -c 'tested tests.txt tests/ops/*/interpreted_triton*.py'
+    tail -n 3 "$OUT/tests.txt" ;;
+  contracts)
+    STOP=INT RECURRA_TEST_DEVICE=$([ -n "$DRY" ] || echo cuda) stage contracts 60 bash -c 'tested contracts.txt tests/contracts/test_{cut_invariance,variable_lengths,states}.py'
+    tail -n 3 "$OUT/contracts.txt" ;;
+  tiles)
+    stage tiles 130 "$PYTHON" -m benchmarks.gpu.tuning $DRY --jobs "$JOBS" --seconds 110 --out "$OUT/tiles.json"
+    [ -f "$OUT/tiles.json" ] && export RECURRA_TILES="$OUT/tiles.json" ;;
+  runs) # bash counts the seconds of a new shell from 0
+    LEFT=$((LIMIT - SECONDS))
+    LIMIT=$LEFT SECONDS=0
+    export LIMIT
+    stage runs "$LEFT" bash -c runs ;;
+  *) echo "no stage $name" >&2; FAILED=1 ;;
+  esac
+done
 printf '\n%s' "$SUMMARY" | tee -a "$LOG"
 exit $FAILED

@@ -1,4 +1,4 @@
-"""On a CUDA card: the scan beside a copy, the fused GateLoop and chunks beside other libraries' kernels, in GB/s.
+"""On a CUDA card: every operator beside a copy, beside plain torch and beside other libraries' kernels, in GB/s.
 
 python -m benchmarks.gpu
 python -m benchmarks.gpu --types bfloat16 --only chunks
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.gpu.card import (
     Calls,
@@ -34,9 +35,10 @@ from benchmarks.gpu.card import (
 )
 from benchmarks.table import Row, show
 from benchmarks.timing import median_ratio
-from recurra import gate_loop, linear_scan
+from recurra import delta_rule, gate_loop, linear_scan
 from recurra.ops.gate_loop.fused import Planes
 from recurra.ops.gate_loop.operator import gate_loop_real_part
+from recurra.ops.selective_scan import selective_scan
 
 Call = Callable[..., Tensor]
 COPY = "copy of as many bytes"
@@ -228,12 +230,59 @@ def _gla_peer(
     return both_ways(kept, [*qkv, logarithms], 4 * number + gate, 7 * number + 2 * gate)
 
 
+def selective(bench: Bench, dtype: torch.dtype) -> Iterator[CardRow]:
+    """Mamba's scan with 16 modes a channel, by its kernels and in torch."""
+    batch, length, row = bench.scan
+    x, step = torch.randn(2, *bench.scan, device=bench.device)
+    b, c = torch.randn(2, batch, length, 16, device=bench.device).to(dtype)
+
+    def by(backend: str) -> Call:
+        def call(x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            kind = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
+            a, h0 = -torch.arange(1, 17, **kind).expand(row, 16), torch.zeros(len(x), 16, row, **kind)
+            return selective_scan(x, step, a, b, c, h0, backend=backend)[0]
+
+        return call
+
+    inputs = [x.to(dtype), functional.softplus(step - 4).to(dtype), b, c]
+    calls = {"selective_scan": by("triton"), "selective_scan in torch": by("reference")}
+    kept = kept_if_right(calls, _few(inputs, bench), by("reference"), TOLERANCES[dtype])
+    wide, narrow = (t.numel() * t.element_size() for t in (inputs[0], b))
+    # the kept states are written and read besides: as many float32 numbers as x has
+    made, n_bytes = both_ways(kept, inputs, 3 * wide + 2 * narrow, 5 * wide + 8 * x.numel() + 4 * narrow)
+    yield from rows(f"{bench.scan} {_name(dtype)}", made, n_bytes, bench)
+
+
+def delta(bench: Bench, dtype: torch.dtype) -> Iterator[CardRow]:
+    """The gated delta rule by its kernels, in chunks in torch, and by flash-linear-attention."""
+    q, k, v = torch.randn(3, *bench.chunks, device=bench.device)
+    a, b = torch.rand(2, *bench.chunks[:3], device=bench.device)
+    calls: dict[str, Call] = {
+        "fused": lambda *x: delta_rule(*x, backend="triton")[0],
+        "chunk in torch": lambda *x: delta_rule(*x, mode="chunk")[0],
+    }
+    if q.is_cuda and (fla := optional("fla.ops.gated_delta_rule")):
+        calls["fla in chunks"] = lambda q, k, v, a, b: fla.chunk_gated_delta_rule(q, k, v, a.log(), b, scale=1.0)[0]
+    inputs = [q.to(dtype), functional.normalize(k, dim=-1).to(dtype), v.to(dtype), 0.9 + 0.1 * a, b]
+    steps: Call = lambda *x: delta_rule(*x, mode="recurrent")[0]  # noqa: E731
+    kept = kept_if_right(calls, _few(inputs, bench), steps, TOLERANCES[dtype])
+    number, gate = q.numel() * inputs[0].element_size(), 8 * a.numel()
+    yield from rows(
+        f"{bench.chunks} {_name(dtype)}", *both_ways(kept, inputs, 4 * number + gate, 7 * number + 2 * gate), bench
+    )
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-SECTIONS = {"scan": scans, "fused": fused, "chunks": chunks, "scans of others": scans_of_others}
+SECTIONS = {
+    "selective": selective, "delta": delta, "scan": scans, "fused": fused, "chunks": chunks,
+    "scans of others": scans_of_others,
+}  # fmt: skip
 TITLES = {
+    "selective": "selective scan on the card, time over a copy's",
+    "delta": "gated delta rule on the card, time over a copy's",
     "scan": "linear scan on the card, time over a copy's",
     "fused": "max-headed GateLoop on the card, time over a copy's",
     "chunks": "GateLoop with heads on the card, time over a copy's",
@@ -242,7 +291,7 @@ TITLES = {
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = arguments(__doc__, "4-speed.json")
+    parser = arguments(__doc__, "kernels.json")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument(
         "--types", nargs="+", choices=["float32", "bfloat16", "float16"], default=["float32", "bfloat16"]

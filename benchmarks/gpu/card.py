@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,8 +38,7 @@ def place(dry: bool) -> torch.device:
         SystemExit: there is no CUDA device.
     """
     torch.manual_seed(0)
-    if dry:  # Triton reads it when it is first imported, which is later
-        os.environ["TRITON_INTERPRET"] = "1"
+    if dry:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise SystemExit(NO_DEVICE)

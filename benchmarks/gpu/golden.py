@@ -18,17 +18,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.gpu.card import arguments, distance, little_blocks, machine, of_part, place, write
-from recurra import gate_loop, linear_scan, list_mixers
+from recurra import delta_rule, gate_loop, linear_scan, list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
 from recurra.ops.gate_loop.fused import Planes
 from recurra.ops.gate_loop.operator import gate_loop_real_part
+from recurra.ops.selective_scan import selective_scan
 
 SHAPES = ((1, 1, 1), (2, 33, 5), (3, 1000, 65), (1, 65_537, 3), (64, 128, 512))
 HEADS = ((1, 1, 1, 16), (2, 65, 3, 32), (2, 1024, 4, 64), (1, 300, 2, 128))
 GRUS = ((1, 1, 5), (17, 33, 130), (32, 70, 380))
+MODES = ((1, 1, 1, 1), (2, 33, 5, 3), (3, 1000, 65, 16), (1, 4097, 3, 128), (8, 256, 512, 16))
 DRY_SHAPES, DRY_HEADS = ((1, 1, 1), (2, 5, 3)), ((1, 5, 1, 16),)
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 OF_MODELS = 2e-3
@@ -118,6 +121,36 @@ def chunks(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterato
                     )  # fmt: skip
 
 
+def joined(results: tuple[Tensor, Tensor]) -> Tensor:
+    """The outputs and the last state in one."""
+    y, last = results
+    return torch.cat([y.flatten().to(last.dtype), last.flatten()])
+
+
+def selective(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterator[Work]:
+    for batch, length, row, modes in shapes:
+        for number in (torch.float32, torch.bfloat16):
+            x, step = torch.randn(2, batch, length, row).to(number)
+            b, c = torch.randn(2, batch, length, modes).to(number)
+            inputs = [x, step.exp(), -torch.randn(row, modes).exp(), b, c, torch.randn(batch, modes, row)]
+            yield partial(
+                compared, f"selective_scan {(batch, length, row, modes)} {number}",
+                lambda *x: joined(selective_scan(*x, backend="triton")), lambda *x: joined(selective_scan(*x)),
+                inputs, device, ROUNDING[number],
+            )  # fmt: skip
+
+
+def deltas(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterator[Work]:
+    for batch, length, heads, d in shapes:
+        q, k, v = torch.randn(3, batch, length, heads, d)
+        inputs = [q, functional.normalize(k, dim=-1), v, gates((batch, length, heads, 1), False)]
+        inputs += [2 * torch.rand(batch, length, heads, 1), torch.randn(batch, heads, d, d)]
+        yield partial(
+            compared, f"delta_rule {(batch, length, heads, d)}", lambda *x: joined(delta_rule(*x, backend="triton")),
+            lambda *x: joined(delta_rule(*x)), inputs, device, ROUNDING[torch.float32],
+        )  # fmt: skip
+
+
 def grus(sizes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterator[Work]:
     for batch, length, size in sizes:
 
@@ -162,6 +195,8 @@ def models(length: int, names: list[str], device: torch.device) -> Iterator[Work
 def all_work(device: torch.device, dry: bool) -> Iterator[Work]:
     shapes, heads = (DRY_SHAPES, DRY_HEADS) if dry else (SHAPES, HEADS)
     mixers, length = (["gateloop", "gru"], 9) if dry else (list_mixers(), 200)
+    yield from deltas(heads, device)
+    yield from selective(((2, 5, 3, 2),) if dry else MODES, device)
     yield from scans(shapes, device)
     yield from fused(shapes, device)
     yield from chunks(heads, device)
@@ -204,7 +239,7 @@ def in_parts(given: argparse.Namespace) -> list[Result]:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = arguments(__doc__, "3-golden.json")
+    parser = arguments(__doc__, "equality.json")
     parser.add_argument("--jobs", type=int, default=1, help="processes, since compiling takes most of the time")
     parser.add_argument("--part", default=WHOLE, help=argparse.SUPPRESS)
     given = parser.parse_args(words)

@@ -130,7 +130,7 @@ def measured(recipe: str, vocabulary: int, device: torch.device, rounds: int, dr
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = arguments(__doc__, "6-steps.json", rounds=12)
+    parser = arguments(__doc__, "steps.json", rounds=12)
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="RECIPE")
     given = parser.parse_args(words)
     device = place(given.dry)

@@ -1,7 +1,7 @@
 """Find the tiles, chunk lengths, warps and stages of the Triton kernels on this card, and write them to a table.
 
 python -m benchmarks.gpu.tuning --seconds 120
-python -m benchmarks.gpu.tuning --adopt runs/gpu/5-tiles.json
+python -m benchmarks.gpu.tuning --adopt runs/gpu/tiles.json
 
 A search starts from the sizes that the kernels take on this card already. One size is changed at a time, and kept if
 forward and backward together take at least 3% less time. What is wrong or does not compile is left out. The result has
@@ -253,7 +253,7 @@ def adopt(found: Path, table: Path = TABLE) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = arguments(__doc__, "5-tiles.json", rounds=7)
+    parser = arguments(__doc__, "tiles.json", rounds=7)
     parser.add_argument("--seconds", type=float, default=120, help="for all kernels together (default: 120)")
     parser.add_argument("--adopt", type=Path, metavar="FILE", help="put a result into the package's table, and end")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the candidates before the search")
