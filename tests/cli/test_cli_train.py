@@ -50,11 +50,11 @@ def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_p
         " training: {max_steps: 1, tensorboard: false, accelerator: cpu, threads: 1}}"
     )
     words = ["--data.path", str(corpus), "--data.segment_length", "4", "--data.batch_size", "2"]
-    assert main(["train", str(tmp_path / "text.yaml"), "--run-dir", str(tmp_path / "run"), *words]) == 0
+    assert main(["train", str(tmp_path / "text.yaml"), "--run-dir", str(tmp_path / "a run"), *words]) == 0
     assert len(list(corpus.iterdir())) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "split corpus at line ends, in bytes: 756 to train, 42 to valid, 42 to test" in lines
-    assert f'  recurra generate {tmp_path / "run"} --prompt "..."' in lines
+    assert f"  recurra generate '{tmp_path / 'a run'}' --prompt \"...\"" in lines
     (said,) = (line for line in lines if line.startswith("cache folder: "))
     cache = Path(said.removeprefix("cache folder: "))
     assert cache.parent == Path(os.environ["XDG_CACHE_HOME"]) / "recurra"

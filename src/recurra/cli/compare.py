@@ -201,7 +201,7 @@ def _finished(place: str | Path) -> SweptRun:
     summary = folder.read_summary() if folder.summary.is_file() else {}
     best = summary.get("finished") and summary["validation"].get("best")
     if not best:
-        hint = f"train it to its end with `recurra train --resume {folder.path}`"
+        hint = f"train it to its end with `recurra train --resume {folder.quoted}`"
         got = f"{folder.path}, which is not finished or was not validated"
         raise ValueError(sentence("run", got, "a finished run", hint))
     return SweptRun(folder.path, {}, best)

@@ -27,7 +27,7 @@ def demo(arguments: Namespace) -> int:
     console = Console()
     for transition in _TRANSITIONS:
         if not _train(transition, folder / transition, console):
-            print(f"stopped; continue with: recurra demo --run-dir {folder}", file=sys.stderr)
+            print(f"stopped; continue with: recurra demo --run-dir {shlex.quote(str(folder))}", file=sys.stderr)
             return 130
     runs = [open_run(folder / transition) for transition in _TRANSITIONS]
     results = {run.name: run.task.score_by_span(run) for run in runs}
@@ -36,7 +36,7 @@ def demo(arguments: Namespace) -> int:
     files = draw_comparison(runs, spans, folder / "figures")
     files += [file for run in runs for file in draw_gates(run, gates_of(run))]
     console.print("figures:", *files, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
-    explored = " ".join(shlex.quote(str(folder / transition)) for transition in _TRANSITIONS)
+    explored = " ".join(run.folder.quoted for run in runs)
     console.print(
         f"to play against them in the browser: recurra explore {explored}",
         markup=False,

@@ -37,10 +37,10 @@ def _train(arguments: Namespace) -> int:
         trainer = resume_run(arguments.resume, checkpoint=arguments.checkpoint or "last", overrides=arguments.overrides)
     else:
         trainer = start_run(arguments.recipe, arguments.run_dir, arguments.overrides)
-    folder = trainer.folder.path
+    folder = trainer.folder
     speaks = trainer.ranks.is_first
     if speaks:
-        print(f"run folder: {folder}")
+        print(f"run folder: {folder.path}")
         if cache := getattr(trainer.data, "cache_folder", None):  # data that are generated have none
             print(f"cache folder: {cache}", flush=True)
         if isinstance(trainer.data, TextData) and trainer.data.corpus.note:
@@ -51,7 +51,7 @@ def _train(arguments: Namespace) -> int:
         with suppress(OSError) if speaks else redirect_stderr(None):  # of a closed terminal
             print(
                 f"stopped by {received.name} at step {trainer.position.step} of {trainer.total_steps}; "
-                f"continue with:\n  recurra train --resume {folder}",
+                f"continue with:\n  recurra train --resume {folder.quoted}",
                 file=sys.stderr,
             )
         return 128 + received
@@ -65,12 +65,12 @@ def _result(trainer: Trainer) -> str:
     if best is None:  # resumed with an end that it had reached
         return (
             f"finished at step {trainer.position.step}, without a validation; score its last checkpoint with:\n"
-            f"  recurra eval {trainer.folder.path} --checkpoint last"
+            f"  recurra eval {trainer.folder.quoted} --checkpoint last"
         )
     accuracy = f", accuracy {best['accuracy']:.4f}" if "accuracy" in best else ""
     return (
         f"finished at step {trainer.position.step}; best validation at step {best['step']}: loss {best['loss']:.4f}"
-        f"{accuracy}; score it on the test split with:\n  recurra eval {trainer.folder.path}{_continuing(trainer)}"
+        f"{accuracy}; score it on the test split with:\n  recurra eval {trainer.folder.quoted}{_continuing(trainer)}"
     )
 
 
@@ -78,7 +78,7 @@ def _continuing(trainer: Trainer) -> str:
     """Say how to generate with a model that continues texts."""
     if not isinstance(trainer.data, TextData):
         return ""
-    return f'\nand let it continue a text with:\n  recurra generate {trainer.folder.path} --prompt "..."'
+    return f'\nand let it continue a text with:\n  recurra generate {trainer.folder.quoted} --prompt "..."'
 
 
 _WAIT = 1.0

@@ -1,6 +1,7 @@
 """A text corpus as tokens on disk: the encoded splits of a folder of text files, and prepared shards."""
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -281,7 +282,7 @@ class ShardCorpus(_Corpus[ShardedTokens]):
 
     def __init__(self, folder: Path) -> None:
         if not (folder / INDEX).is_file():
-            hint = f"write it with recurra prepare --out {folder}"
+            hint = f"write it with `recurra prepare PATH --out {shlex.quote(str(folder))}`"
             raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", hint))
         index = read_stamped(folder / INDEX, version=FORMAT, most_bytes=MOST_INDEX_BYTES, hint=_AGAIN)
         self.cache_folder = folder

@@ -179,7 +179,7 @@ class ResumableRun:
             saved["state"] = self._layout.own_state(saved["state"])
         if saved["data"] != self._data_fingerprint:
             got = f"{self.experiment.data.path}, which has changed since {path} was saved"
-            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.path}"
+            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"
             raise ValueError(sentence("the corpus", got, "the data that the run was trained on", hint))
         if self.adapters is not None:
             self.adapters.require_base(saved["base"], path)

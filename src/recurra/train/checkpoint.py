@@ -8,6 +8,7 @@ folder of such files (`_distributed_checkpoint.py`).
 import json
 import platform
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -292,7 +293,7 @@ class CheckpointFolder:
         except OSError as error:
             steps = self.steps()
             stands = f"the last one, {steps[-1]}, is whole" if steps else "there is none yet, so the run starts again"
-            how = f"once it can, continue with `recurra train --resume {self.path.parent}`"
+            how = f"once it can, continue with `recurra train --resume {shlex.quote(str(self.path.parent))}`"
             raise OSError(f"{error}: {how}; {stands}") from error
 
     def _after(self, step: int) -> list[Path]:
@@ -336,7 +337,8 @@ class CheckpointFolder:
             source = _described(path).get("converted_from")
         if source is not None:
             got = f"one that `recurra convert` made from {source}, without the optimiser's state"
-            hint = f"start a new run from these weights, with `recurra train RECIPE --init_from {self.path.parent}`"
+            folder = shlex.quote(str(self.path.parent))
+            hint = f"start a new run from these weights, with `recurra train RECIPE --init_from {folder}`"
             raise CheckpointError(sentence(str(path), got, "a checkpoint that training can continue from", hint))
 
     def load(

@@ -1,6 +1,7 @@
 """The folder of a run: where each file goes, and the lock of who trains it."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,15 @@ class RunFolder:
         self._held: FileLock | None = None
         self._identity: os.stat_result | None = None
 
+    @property
+    def quoted(self) -> str:
+        """The path as a shell reads it, for commands that are printed."""
+        return shlex.quote(str(self.path))
+
     def require_new(self) -> None:
         """Raise FileExistsError if the folder already contains a run."""
         if self.config.exists():
-            hint = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run-dir"
+            hint = f"continue it with `recurra train --resume {self.quoted}`, or choose another folder with --run-dir"
             got = f"{self.path}, which already contains a run"
             raise FileExistsError(sentence("run", got, "a folder without a run", hint))
 
@@ -119,6 +125,6 @@ def load_best_checkpoint(place: Path) -> tuple[Path, Payload]:
     else:
         file, saved = place, load_checkpoint(place)
     if saved["config"].get("lora", {}).get("rank"):
-        hint = f"merge them: recurra convert {place} FOLDER --to run"
+        hint = f"merge them: recurra convert {shlex.quote(str(place))} FOLDER --to run"
         raise ValueError(sentence(str(file), "a checkpoint of adapters alone", "one of whole weights", hint))
     return file, saved
