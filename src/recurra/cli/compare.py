@@ -24,14 +24,14 @@ from recurra.analysis.cost import measured_cost
 from recurra.analysis.plots.curves import metric_curves
 from recurra.analysis.plots.figure import save
 from recurra.checks import require, sentence
-from recurra.cli.sweep import SweptRun, as_settings, as_words, train_with
+from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
 from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
 from recurra.train.optimizer import parameter_groups
-from recurra.train.recipe import load_recipe
+from recurra.train.recipe import as_settings, as_words, load_recipe
 from recurra.train.run import Run, default_run_folder, open_run
 from recurra.train.run_folder import RunFolder
 

@@ -14,7 +14,7 @@ from recurra.checks import require, sentence
 from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.train.loop import Trainer
-from recurra.train.recipe import load_recipe
+from recurra.train.recipe import as_settings, as_words, load_recipe
 from recurra.train.run import default_run_folder, resume_run, start_run
 from recurra.train.run_folder import RunFolder
 
@@ -47,18 +47,6 @@ def _space(overrides: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, st
         expected = "several for at least one key, as in --optimizer.learning_rate 0.001,0.003"
         raise ValueError(sentence("the values to sweep over", "none", expected))
     return space, {key: text for key, text in given.items() if key not in space}
-
-
-def as_settings(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the values of overrides by key, as they were written."""
-    joined = iter(overrides)
-    pairs = (word.removeprefix("--").partition("=") for word in joined)
-    return {key: value if equals else next(joined) for key, equals, value in pairs}
-
-
-def as_words(*settings: Mapping[str, str]) -> list[str]:
-    """Write settings as overrides; later ones win."""
-    return [f"--{key}={value}" for one in settings for key, value in one.items()]
 
 
 def train_with(

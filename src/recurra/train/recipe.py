@@ -213,6 +213,18 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         raise RecipeError(f"{path}: {one_line(error)}") from error
 
 
+def as_settings(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the values of overrides by key, as they were written."""
+    joined = iter(overrides)
+    pairs = (word.removeprefix("--").partition("=") for word in joined)
+    return {key: value if equals else next(joined) for key, equals, value in pairs}
+
+
+def as_words(*settings: Mapping[str, str]) -> list[str]:
+    """Write settings as overrides; later ones win."""
+    return [f"--{key}={value}" for one in settings for key, value in one.items()]
+
+
 def recipe_help(path: Path | str) -> str:
     """Describe every key of a recipe's experiment: its type, its value in the recipe and its meaning.
 

@@ -23,6 +23,22 @@ def test_no_two_recipes_share_a_default_folder():
     assert sorted(folders) == sorted(set(folders))
 
 
+def test_a_default_folder_names_another_mixer():
+    def name(*overrides: str) -> str:
+        return default_run_folder("text", overrides).name
+
+    assert name("--model.mixer=gateloop", "--model.d_model", "8") == "text-gateloop"
+    assert name("--model.mixer", "s5", "--model.mixer", "gru") == "text-gateloop-gru"
+    assert name("--model.mixer=[rwkv-4, gru]") == "text-gateloop-rwkv-4-gru"
+
+
+def test_a_run_of_another_mixer_is_not_in_the_way_of_the_recipe(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = start_run(recipe, overrides=["--model.mixer=gru", "--model.mixer_options={}"])
+    trainer.folder.unlock()
+    assert trainer.folder.path == Path("runs", f"{tmp_path.name}-recipe-gru")
+
+
 @pytest.fixture
 def recipe(tmp_path):
     path = tmp_path / "recipe.yaml"
