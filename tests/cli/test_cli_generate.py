@@ -168,6 +168,11 @@ def test_long_lines_are_cut_before_blanks(text, length):
         assert [word for part in parts for word in part.split()] == text.split()
 
 
+def test_an_empty_prompt_is_no_prompt(capsys, runs):
+    words = (runs["words"], "--max-tokens", "5")
+    assert output(capsys, *words, "--prompt", "").out == output(capsys, *words).out
+
+
 # --- the run's folder ---
 
 

@@ -117,7 +117,7 @@ def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
         spanning = isinstance(tokenizer, BytePairEncoding) and not tokenizer.encodes_lines_apart
         for text in joined(texts, _LINE_LENGTH) if spanning else texts:  # most tokens are those of the whole
             stream.feed(text)
-    elif arguments.prompt is not None:
+    elif arguments.prompt:
         stream.feed(arguments.prompt)
     if not stream.position:  # a stream has to begin somewhere, as a line does
         assert tokenizer is not None  # a run over text has one
