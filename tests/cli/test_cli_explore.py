@@ -6,6 +6,7 @@ import urllib.request
 
 import pytest
 
+from recurra.cli import main
 from recurra.cli.serve import _open_when_ready, _page_address
 
 
@@ -19,6 +20,13 @@ from recurra.cli.serve import _open_when_ready, _page_address
 )
 def test_the_address_is_one_that_this_machine_reaches(host, port, address):
     assert _page_address(host, port) == address
+
+
+def test_a_folder_without_a_run_is_refused_before_the_address_is_said(capsys, tmp_path):
+    assert main(["explore", str(tmp_path), "--no-browser"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "has no config.yaml; expected the folder of a run" in captured.err
 
 
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:1"], ids=["no proxy", "a dead proxy"])

@@ -13,6 +13,7 @@ from recurra._files.reading import read_text
 from recurra.checks import sentence
 from recurra.serve._app import serve_runs
 from recurra.serve._http import ServeSettings
+from recurra.train.run_folder import RunFolder
 
 
 def serve(arguments: Namespace) -> int:
@@ -47,6 +48,8 @@ def _settings(arguments: Namespace) -> ServeSettings:
 
 def explore(arguments: Namespace) -> int:
     address = _page_address(arguments.host, arguments.port)
+    for run in arguments.runs:
+        RunFolder(run).require_run()
     print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)
     if not arguments.no_browser:
         threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()
