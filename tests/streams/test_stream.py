@@ -240,6 +240,8 @@ def test_a_mark_serves_streams_of_one_model(gateloop, crt):
     assert torch.equal(twin.step(1), stream.step(1))
     with pytest.raises(ValueError, match="mark is a place in a stream of another LanguageModel; expected"):
         Stream(crt).rewind(stream.mark())
+    with pytest.raises(TypeError, match=r"mark is an int; expected a mark that stream\.mark\(\) returned"):
+        stream.rewind(3)
 
 
 def test_a_state_goes_on_into_a_call_that_records_gradients(any_model):

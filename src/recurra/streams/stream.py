@@ -168,8 +168,10 @@ class Stream(Continued):
     def rewind(self, mark: Mark) -> None:
         """Go exactly to a mark, earlier or later, of this stream or of any other stream of the same model object.
 
-        Raises ValueError if it is a mark in a stream of another model.
+        Raises TypeError if it is no mark, and ValueError if it is a mark in a stream of another model.
         """
+        if not isinstance(mark, Mark):
+            raise TypeError(sentence("mark", kind_of(mark), "a mark that stream.mark() returned"))
         if mark.model is not self.model:
             got = f"a place in a stream of another {type(mark.model).__name__}"
             raise ValueError(sentence("mark", got, "one in a stream of this model, with the weights it has now"))
