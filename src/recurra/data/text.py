@@ -130,6 +130,10 @@ class TextConfig:
     def build(self, *, rank: int = 0, world_size: int = 1) -> "TextData":
         """Find the corpus, encode it the first time, and open it."""
         require_rank(rank, world_size, self.batch_size)
+        if self.tokenizer is not None and not Path(self.tokenizer).expanduser().exists():
+            hint = "put it there, or set --data.tokenizer FILE, and --init_from FOLDER for published weights"
+            got = f"{self.tokenizer}, which does not exist"
+            raise FileNotFoundError(sentence("data.tokenizer", got, "the file of a vocabulary", hint))
         own = None if self.tokenizer is None else self.load_tokenizer(self.tokenizer)
         if self.source != "folder":
             return TextData(self, _open_shards(self, own), rank=rank, world_size=world_size)
