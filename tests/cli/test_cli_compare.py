@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import re
+import signal
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,15 +67,19 @@ def test_mixers_are_trained_and_finished_runs_are_compared(recipe, tmp_path, mon
         assert rows[name]["ms_per_step"] > 0
     monkeypatch.delattr(sweep.Trainer, "fit")
     again = "scores", "tokens_per_second", "state_bytes", "flops_per_token"
+    assert main(["compare", recipe, *words, *SHORT.split()]) == 0
+    assert "run 2 of 2: min-lstm, seed 0\nfinished before\n" in capsys.readouterr().err
+    assert main(["compare", *(str(out / folder) for folder in runs)]) == 0
+    assert (out / "compare-mixer=min-gru,seed=0-mixer=min-lstm,seed=0.png").is_file()
+    capsys.readouterr()
     assert main(["compare", "--runs", str(out), "--json"]) == 0
     for row in json.loads(capsys.readouterr().out):
         assert [row[key] for key in again] == [rows[row["mixer"]][key] for key in again]
     summary = out / "mixer=min-gru,seed=0" / "summary.json"
     summary.write_text(summary.read_text().replace('"finished": true', '"finished": false'))
     message = failure(capsys, "compare", str(summary.parent))
-    assert (
-        "which is not finished or was not validated; expected a finished run: train it to its end with `rec" in message
-    )
+    assert "which is not finished, has diverged or was not validated; expected a finished run: train it" in message
+    assert message.endswith(f"`recurra train --resume {summary.parent}`, or leave it out\n")
 
 
 @pytest.fixture
@@ -153,6 +159,9 @@ def test_the_table_fits_80_columns(monkeypatch, capsys):
     assert ["lost", *numbers, "0/3", "diverged"] in lines
     assert ["gateloop-attention", *numbers, "2/3", "2.3750", "±", "0.1768"] in lines
     assert "runs: finished of all, without those that diverged" in printed
+    monkeypatch.setenv("COLUMNS", "40")
+    compare._print_table([ROW, *OTHERS], None, "some-recipe-compare")
+    assert {"gru", "gateloop-att", "ention", "s5", "lost"} <= {*capsys.readouterr().out.split()}
 
 
 def test_the_table_for_latex_escapes_its_cells(capsys):
@@ -197,7 +206,7 @@ def test_runs_that_differ_only_in_their_seed_are_averaged(swept):
     named = {name: [run.name for run, _ in group] for name, group in compare._grouped(runs).items()}
     assert named == {"gru": ["a", "b"], "gateloop": ["c"]}
     assert compare._grouped([*runs, swept("d", gru, narrow)]).keys() == {"a", "gateloop", "d"}
-    message = r"training\.seed of the runs of gru is \[0, 1, 0\]; expected another seed for each run"
+    message = r"training\.seed of .*runs/a, .*runs/b, .*runs/e is \[0, 1, 0\]; expected another seed for each run"
     with pytest.raises(ValueError, match=message):
         compare._grouped([*runs, swept("e", gru)])
     clash = [swept("gateloop", gru), swept("f", gru, narrow), swept("c")]
@@ -229,6 +238,31 @@ def test_other_differences_are_said_or_refused(swept, capsys):
     assert note(first, longer) == differ
     with pytest.raises(ValueError, match=r"training\.monitor of .* is 'accuracy'; expected loss, as in "):
         note(first, swept("d", "--training.monitor=accuracy"))
+
+
+@pytest.mark.parametrize("said", ["another text", "another vocabulary"])
+def test_runs_over_different_data_are_refused(said, text_recipe, tmp_path, capsys):
+    first, other = tmp_path / "first", tmp_path / "other"
+    assert main(["train", str(text_recipe), "--run-dir", str(first)]) == 0
+    if said == "another text":
+        (tmp_path / "train.txt").write_text("b a a d b c\n" * 5)
+    more = ["--data.vocabulary=bytes"] if said == "another vocabulary" else ["--model.mixer=gru"]
+    assert main(["train", str(text_recipe), "--run-dir", str(other), *more]) == 0
+    message = failure(capsys, "compare", str(first), str(other))
+    assert f"data of {other} is {tmp_path}, {said}; expected that of {first}: their scores cannot be comp" in message
+
+
+def test_an_interrupt_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep.Trainer, "fit", lambda trainer, console: Namespace(received=signal.SIGINT))
+    assert main(["compare", recipe, "--mixers", "gru", "--runs", str(tmp_path / "out"), *SHORT.split()]) == 130
+    assert capsys.readouterr().err.endswith("recurra compare: interrupted: the same command continues\n")
+
+
+def test_a_recipe_without_a_mixer_is_named(capsys):
+    message = failure(capsys, "compare", "ptb/three-layers#crt-gru-n70-8-epochs", "--mixers", "gru")
+    assert (
+        "recipe is ptb/three-layers#crt-gru-n70-8-epochs, a text-crt; expected one whose model takes a mixer" in message
+    )
 
 
 def test_mistakes_are_explained_before_anything_is_trained(recipe, tmp_path, capsys):

@@ -194,7 +194,7 @@ def _named(error: BaseException) -> str:
 def _described(error: BaseException) -> tuple[str, int]:
     """Describe an error in plain words, with the exit code for its kind."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", _INTERRUPTED
+        return ": ".join(["interrupted", *map(str, error.args)]), _INTERRUPTED
     if isinstance(error, ImportError) and (missing := missing_extra(error)):
         return missing, _FAILED
     asked_for = _ALLOCATION.search(str(error))

@@ -28,6 +28,7 @@ from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
 from recurra.train._process import keep_large_blocks
+from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
 from recurra.train.optimizer import parameter_groups
@@ -73,18 +74,23 @@ _Group = list[tuple[Run, SweptRun]]
 def compare(arguments: Namespace) -> int:
     keep_large_blocks()
     progress = Console(stderr=True, markup=False, highlight=False)
+    figure = "compare"
     if arguments.mixers:
         usual = default_run_folder(arguments.places[0])
         folder = arguments.runs or usual.with_name(f"{usual.name}-compare")
         runs = _train_all(arguments, folder, progress)
+    elif arguments.runs:
+        folder = arguments.runs
+        runs = _finished_in(folder, progress)
     else:
-        folder = arguments.runs or Path(arguments.places[0]).parent
-        runs = _finished_in(folder, progress) if arguments.runs else [_finished(place) for place in arguments.places]
+        folder = Path(arguments.places[0]).parent
+        runs = [_finished(place) for place in arguments.places]
+        figure = "-".join([figure, *(one.folder.resolve().name for one in runs)])[:200]  # other runs have figures there
     groups = _grouped(runs)
     _note_differences([group[0][0] for group in groups.values()], progress)
     rows = _best_first([_row(name, group) for name, group in groups.items()])
     _print_table(rows, arguments.style, folder.name)
-    for file in _draw({row.mixer: groups[row.mixer] for row in rows}, rows[0].monitor, folder):
+    for file in _draw({row.mixer: groups[row.mixer] for row in rows}, rows[0].monitor, folder, figure):
         progress.print(str(file), soft_wrap=True)
     return 0
 
@@ -96,7 +102,10 @@ def _train_all(arguments: Namespace, folder: Path, progress: Console) -> list[Sw
     (recipe,), fixed, mixers = arguments.places, as_settings(arguments.overrides), arguments.mixers
     for mixer in mixers:
         mixer_options(mixer)  # names what is near an unknown one
-    first = load_recipe(recipe, as_words(fixed, {"model.mixer": mixers[0]}))  # refuses models without mixers
+    if not hasattr((own := load_recipe(recipe, as_words(fixed))).model, "mixer"):
+        got, hint = f"{recipe}, a {own.experiment}", "train it, and compare finished runs: recurra compare RUN RUN"
+        raise ValueError(sentence("recipe", got, "one whose model takes a mixer, such as ptb/gateloop", hint))
+    first = load_recipe(recipe, as_words(fixed, {"model.mixer": mixers[0]}))
     sizes = first.sizes(first.build_data())
     settings = [{"model.mixer": mixer} for mixer in mixers]
     if arguments.equal:
@@ -201,8 +210,8 @@ def _finished(place: str | Path) -> SweptRun:
     summary = folder.read_summary() if folder.summary.is_file() else {}
     best = summary.get("finished") and summary["validation"].get("best")
     if not best:
-        hint = f"train it to its end with `recurra train --resume {folder.quoted}`"
-        got = f"{folder.path}, which is not finished or was not validated"
+        hint = f"train it to its end with `recurra train --resume {folder.quoted}`, or leave it out"
+        got = f"{folder.path}, which is not finished, has diverged or was not validated"
         raise ValueError(sentence("run", got, "a finished run", hint))
     return SweptRun(folder.path, {}, best)
 
@@ -226,10 +235,11 @@ def _grouped(runs: Sequence[SweptRun]) -> dict[str, _Group]:
     names = [run.name if mixers.count(mixer) > 1 else mixer for run, mixer in zip(firsts, mixers)]
     is_clear = len(set(names)) == len(names)
     require(is_clear, "runs", f"several with the names {', '.join(names)}", "folders with different names")
-    for name, group in zip(names, groups.values()):
+    for group in groups.values():
         seeds = [run.experiment.training.seed for run, _ in group]
         differ = len(set(seeds)) == len(seeds)
-        require(differ, f"training.seed of the runs of {name}", seeds, "another seed for each run")
+        folders = ", ".join(str(one.folder) for _, one in group)
+        require(differ, f"training.seed of {folders}", seeds, "another seed for each run of the same settings")
     return dict(zip(names, groups.values()))
 
 
@@ -247,9 +257,21 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
             ("training.monitor", run.experiment.training.monitor, first.experiment.training.monitor),
         ):
             require(other == expected, f"{what} of {run.folder.path}", other, f"{expected}, as in {first.folder.path}")
+        if (other_text := _text_of(run)) != (text := _text_of(first)):
+            what = "another text" if other_text[0] != text[0] else "another vocabulary"
+            got, expected = f"{run.experiment.data.path}, {what}", f"that of {first.folder.path}"
+            raise ValueError(sentence(f"data of {run.folder.path}", got, expected, "their scores cannot be compared"))
         found |= differences(to_plain(first.experiment), to_plain(run.experiment)).keys() - _HOUSEKEEPING
     if unfair := sorted(key for key in found if key != "experiment" and not key.startswith("model.")):
         progress.print(f"note: the runs differ in more than their models: {', '.join(unfair)}", soft_wrap=True)
+
+
+def _text_of(run: Run) -> tuple[str, str]:
+    """Return digests of what a run read and of its vocabulary, empty for generated data: their settings say all."""
+    if not run.task.has_tokenizer():
+        return "", ""
+    _, saved = CheckpointFolder(run.folder.checkpoints).load("best")
+    return saved["data"], run.tokenizer.fingerprint
 
 
 # --- numbers ---
@@ -322,7 +344,13 @@ def _print_table(rows: Sequence[_MixerRow], style: str | None, title: str) -> No
     elif style == "latex":
         print(_as_latex(rows))
     else:
-        Console(markup=False, highlight=False).print(_as_table(rows, title))
+        console = Console(markup=False, highlight=False)
+        console.width = max(console.width, _NARROWEST)
+        console.print(_as_table(rows, title))
+
+
+_NARROWEST = 74
+"""Width of a table that still has room for names; a narrower terminal wraps its lines."""
 
 
 def _headings(monitor: str) -> list[str]:
@@ -394,8 +422,8 @@ def _as_latex(rows: Sequence[_MixerRow]) -> str:
     return "\n".join(rules)
 
 
-def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path) -> list[Path]:
-    """Draw FOLDER/compare: the validation score of each mixer over the steps, as the mean of its runs."""
+def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path, name: str) -> list[Path]:
+    """Draw FOLDER/NAME: the validation score of each mixer over the steps, as the mean of its runs."""
     column = f"valid_{monitor}"
     logs = {
         name: [read_metrics(run.folder.metrics) for run, one in group if one.scores] for name, group in groups.items()
@@ -403,7 +431,7 @@ def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path) -> list[Path
     curves = {name: curve for name, of_runs in logs.items() if (curve := _mean_curve(of_runs, column))}
     if not curves:
         return []
-    return save(metric_curves(curves, {f"validation {monitor}": [column]}), folder, "compare")
+    return save(metric_curves(curves, {f"validation {monitor}": [column]}), folder, name)
 
 
 def _mean_curve(logs: Sequence[Sequence[Mapping[str, Any]]], column: str) -> list[dict[str, float]]:

@@ -59,8 +59,10 @@ def train_with(
         trainer = _resumed(recipe, folder, words) if folder.config.exists() else start_run(recipe, folder.path, words)
         if _is_over(trainer):
             trainer.folder.unlock()
-        elif (received := trainer.fit(console).received) is not None:
-            raise KeyboardInterrupt(received.name)
+            if console:
+                console.print("finished before")
+        elif trainer.fit(console).received is not None:
+            raise KeyboardInterrupt("the same command continues")
     except FloatingPointError:  # the loss is not finite, which is a result like others
         return SweptRun(folder.path, values, {})
     return SweptRun(folder.path, values, trainer.scores.get("best", {}))
