@@ -1,5 +1,7 @@
 """`recurra info`: what is there."""
 
+import re
+
 from recurra.cli import main
 
 
@@ -8,3 +10,4 @@ def test_info_names_versions_backends_and_mixers(capsys):
     text = capsys.readouterr().out
     for word in ("torch", "reference on cpu", "gateloop", "memory-horizon"):
         assert word in text
+    assert re.search(r"^triton on cpu +no: Triton", text, re.MULTILINE)

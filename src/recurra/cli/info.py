@@ -50,7 +50,7 @@ def _availability(backend: str, device: str) -> str:
     try:
         chosen = choose_backend(backend, torch.device(device))
     except RuntimeError as error:
-        return f"no: {error}"
+        return f"no: {str(error).partition(': ')[2]}"  # the obstacle, without what Python would take in its place
     return "available" if chosen == backend else f"uses {chosen}"
 
 
