@@ -65,7 +65,7 @@ def test_numbers_tables_and_figure(capsys, runs):
     assert main(["gradients", runs["gru"], runs["ncgru"], "--segments", "4", "--warm-up", "2"]) == 0
     printed = capsys.readouterr().out
     files = [Path(line) for line in printed.splitlines()[-2:]]
-    figures = Path(runs["gru"]) / "figures"
+    figures = Path(runs["gru"]).parent / "figures"
     assert files == [figures / "gradient-flow.png", figures / "gradient-flow.svg"]
     assert all(file.stat().st_size > 1000 for file in files)
     rows = [line.replace("│", " ").split()[:4] for line in printed.splitlines()]

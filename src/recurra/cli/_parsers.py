@@ -438,7 +438,9 @@ own folder; the curves, and the accuracy by memory span, compare all the runs.""
 def plot(words: Sequence[str]) -> Namespace:
     parser = command_parser("plot", _PLOT)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    parser.add_argument("--out", **FOLDER, help="for the figures of all runs (default: the first RUN/figures)")
+    parser.add_argument(
+        "--out", **FOLDER, help="for the figures of all runs (default: RUN/figures, or figures beside several)"
+    )
     add_checkpoint(parser)
     return parsed(parser, words)
 
@@ -470,7 +472,7 @@ def gradients(words: Sequence[str]) -> Namespace:
     add("--split", choices=_choices.SPLITS, default="test", help="split to read the text from (default: test)")
     add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
     add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
-    add("--out", **FOLDER, help="folder for the figure (default: the first RUN/figures)")
+    add("--out", **FOLDER, help="folder for the figure (default: RUN/figures, or figures beside several)")
     add_checkpoint(parser)
     return parsed(parser, words)
 

@@ -27,6 +27,7 @@ from recurra.train._figures import (
     measured_tokens,
     require_different_names,
     scored_perplexity,
+    shared_folder,
     write_gradients,
 )
 from recurra.train._process import keep_large_blocks
@@ -111,7 +112,7 @@ def gradients(arguments: Namespace) -> int:
     options = {"split": split, "checkpoint": arguments.checkpoint, "segments": segments, "warm_up": warm_up}
     for trained in runs:
         write_gradients(trained, {**options, "step": trained.step}, flows[trained.name])
-    files = save(gradient_over_distance(flows), arguments.out or runs[0].folder.figures, "gradient-flow")
+    files = save(gradient_over_distance(flows), arguments.out or shared_folder(runs), "gradient-flow")
     console = Console(markup=False)
     for name, flow in flows.items():
         console.print(_distance_table(name, flow))

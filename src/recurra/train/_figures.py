@@ -20,6 +20,8 @@ from recurra.analysis.plots.gates import gate_magnitudes, gate_phases, magnitude
 from recurra.analysis.plots.scores import CostPoint, accuracy_over_span
 from recurra.checks import require_at_least, sentence
 from recurra.data.memory_horizon import SpanAccuracy
+from recurra.mixers.gateloop import GateLoop
+from recurra.mixers.gateloop_attention import GateLoopAttention
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
 from recurra.train.metrics import read_metrics
@@ -32,7 +34,7 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
 
     Args:
         runs: at least one, of different names.
-        folder: for the figures of all runs; None is the first run's folder of figures.
+        folder: for the figures of all runs; None is that of `shared_folder`.
 
     Returns:
         the files.
@@ -47,7 +49,13 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     for run in runs:
         if run.name in scores:
             files += run.task.figures_of_scores(run, "test", scores[run.name])
-    return files + draw_comparison(runs, spans, folder or runs[0].folder.figures, metrics=metrics)
+    return files + draw_comparison(runs, spans, folder or shared_folder(runs), metrics=metrics)
+
+
+def shared_folder(runs: Sequence[Run]) -> Path:
+    """Locate the figures of all runs: of one run, its own; of several, the folder `figures` beside the first."""
+    first = runs[0].folder
+    return first.figures if len(runs) == 1 else first.path.parent / first.figures.name
 
 
 def require_different_names(runs: Sequence[Run]) -> None:
@@ -91,13 +99,13 @@ def draw_comparison(
     *,
     metrics: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> list[Path]:
-    """Draw what compares runs: their curves, Figure 4 unless all are over videos, and Figure 7 if there are spans.
+    """Draw what compares runs: their curves, Figure 4 if a mixer has these gates, and Figure 7 if there are spans.
 
     spans: accuracy by memory span, by the run's name. metrics: the runs' logs, by the same; None reads them.
     """
     metrics = _curves(runs) if metrics is None else metrics
     files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves") if metrics else []
-    if any(run.task.has_gates for run in runs):
+    if any(isinstance(module, (GateLoop, GateLoopAttention)) for run in runs for module in run.model.modules()):
         files += save(magnitude_activations(), folder, "magnitude-activations")
     if spans:
         chances = {1 / run.data.output_size for run in runs if run.name in spans}

@@ -132,11 +132,6 @@ class Task:
     def curve(self, records: Sequence[dict[str, Any]]) -> None:
         """Add to the records of a log what else its curves show."""
 
-    @property
-    def has_gates(self) -> bool:
-        """Whether a comparison of its runs shows the activations of gates."""
-        return self.reads is DataSizes
-
     def gate_tokens(self, batch: Batch) -> Any:
         """Return the sequence of a batch, (1, L), over which the gates of a model are drawn."""
         return batch.inputs[:1]

@@ -23,11 +23,11 @@ def figures(copies: dict[str, Path]) -> list[Path]:
 def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path):
     runs = [open_run(copies["horizon"]), open_run(copies["text"])]
     assert [len(gates_of(run).tokens) for run in runs] == [1, 1]
-    files = draw_runs(runs, tmp_path / "all")
+    files = draw_runs(runs)
     own, shared = {"gate-magnitudes", "gate-phases"}, {"curves", "magnitude-activations", "accuracy-by-span"}
     kinds = ("png", "svg")
     expected = {copies[run.name] / "figures" / f"{name}.{kind}" for run in runs for name in own for kind in kinds}
-    assert set(files) == expected | {tmp_path / "all" / f"{name}.{kind}" for name in shared for kind in kinds}
+    assert set(files) == expected | {tmp_path / "figures" / f"{name}.{kind}" for name in shared for kind in kinds}
     assert all(file.stat().st_size > 1000 for file in files)
 
 
