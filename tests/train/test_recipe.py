@@ -168,6 +168,9 @@ def test_a_variant_joins_its_choices_the_later_ones_winning(family):
 def test_words_that_name_no_variant_are_refused(family):
     with pytest.raises(RecipeError, match=r"is 'crt-tow'; expected one of plain-one, .*: did you mean crt-two"):
         _read_recipe(f"{family()}#crt-tow")
+    for word in ("ptb/three-layers", "ptb/three-layers#nothing"):
+        with pytest.raises(RecipeError, match=r"(^recipe|^the variant of) (is )?ptb/three-layers(,| is)"):
+            load_recipe(word)
     with pytest.raises(RecipeError, match=r"a family of 4 recipes; expected .*#plain-one: there are plain-one, plain"):
         _read_recipe(family())
     one = family("experiment: text\n", "one.yaml")

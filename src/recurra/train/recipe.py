@@ -118,8 +118,7 @@ def split_variant(word: str | Path) -> tuple[Path, str | None]:
 def _read_recipe(word: str | Path) -> dict[str, Any]:
     """Read the keys and values of a recipe, FILE or FILE#VARIANT; FILE is a path or a name (see `find_recipe`)."""
     path, variant = split_variant(word)
-    path = find_recipe(path)
-    content = _read(path)
+    content = _read(find_recipe(path))
     if "axes" not in content:
         if variant is not None:
             hint = "the file is one recipe and has no variants"
@@ -135,11 +134,10 @@ def _read_recipe(word: str | Path) -> dict[str, Any]:
 
 def read_family(path: str | Path) -> RecipeFamily:
     """Read a family, a path or a name (see `find_recipe`). Raises RecipeError."""
-    path = find_recipe(path)
-    content = _read(path)
+    content = _read(find_recipe(path))
     if "axes" not in content:
         raise RecipeError(sentence("family", f"{path}, one recipe without axes", "a recipe family"))
-    return _family(path, content)
+    return _family(Path(path), content)
 
 
 def _read(path: Path) -> dict[str, Any]:
