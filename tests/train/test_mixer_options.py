@@ -46,9 +46,11 @@ def test_options_that_both_have_are_kept_and_the_others_named(recipe):
 @pytest.mark.parametrize(
     ("options", "mixer", "kept", "note"),
     [
-        ("{transition: data}", "linear-rnn", {}, "linear-rnn cannot be made with transition = 'data' (of"),
-        ("{n_heads: 64, d_v: 64}", "slstm", {}, "slstm has no option 'd_v' and cannot be made with n_heads = 64 (of"),
-        ("{d_qk: 64, d_v: 64, n_heads: 64}", "retnet", {"d_qk": 64, "d_v": 64}, "retnet cannot be made with n_heads"),
+        ("{transition: data}", "linear-rnn", {}, "linear-rnn does not take transition = 'data' (of"),
+        ("{n_heads: 64, d_v: 64}", "slstm", {}, "slstm has no option 'd_v' and does not take n_heads = 64 (of"),
+        ("{n_heads: 64}", "mamba3", {}, "mamba3 does not take n_heads = 64 (of the recipe's gateloop): its defaults"),
+        ("{d_qk: 32, n_heads: 32}", "gla", {"d_qk": 32}, "gla does not take n_heads = 32 (of"),
+        ("{d_qk: 64, d_v: 64, n_heads: 64}", "retnet", {"d_qk": 64, "d_v": 64}, "retnet does not take n_heads"),
     ],
 )
 def test_options_of_one_name_that_mean_something_else_are_left_out(recipe, options, mixer, kept, note):
@@ -87,8 +89,8 @@ def test_lists_have_options_by_name(recipe):
         "n_heads": 4, "segment_length": 64, "mem_len": 64,
     }  # fmt: skip
     options, note = resolved("memory-horizon/hybrid", "gla")
-    assert options == {"d_qk": 64, "d_v": 64, "n_heads": 64}
-    assert "'transition', 'segment_length' or 'mem_len' (of the recipe's gateloop, relative-attention)" in note
+    assert options == {"d_qk": 64, "d_v": 64}
+    assert "'transition', 'segment_length' or 'mem_len' and does not take n_heads = 64 (of the recipe's" in note
 
 
 def test_a_run_s_recipe_has_the_options_that_were_chosen(recipe, tmp_path):

@@ -49,11 +49,14 @@ def _options_for(
         every = {**every, **own, **every}
     allowed = mixer_options(name)
     known = {option: value for option, value in every.items() if option in allowed}
-    kept = _fitting(name, d_model, known, given)
+    usable = dict(known)
+    if known.get("n_heads") == every.get("d_qk", d_model) and "n_heads" not in given:
+        usable.pop("n_heads", None)  # heads of one channel are fast with GateLoop's vectors alone
+    kept = _fitting(name, d_model, usable, given)
     lacking = [repr(option) for option in every if option not in allowed and option not in given]
     refused = [f"{option} = {value!r}" for option, value in known.items() if option not in kept]
     wrong = [f"has no option {_listed(lacking)}"] if lacking else []
-    wrong += [f"cannot be made with {_listed(refused)}"] if refused else []
+    wrong += [f"does not take {_listed(refused)}"] if refused else []
     whose = f"of the recipe's {', '.join(sources)}"
     return kept, [f"mixer {name} {' and '.join(wrong)} ({whose}): its defaults are used"] if wrong else []
 
