@@ -177,3 +177,12 @@ def test_compiled_forward_derivatives_raise_or_are_right():
     torch.compiler.reset()
     actual = torch.compile(lambda: jvp(scan_of("numba"), x, dx), backend="eager")()  # falls back to eager
     assert_equal_trees(actual, jvp(scan_of("reference"), x, dx))
+
+
+@pytest.mark.compile
+def test_torch_func_differentiates_a_compiled_function():
+    """The way round that docs/guides/contract.md gives: torch.compile cannot trace torch.func.grad of an operator."""
+    function = lambda a, b: linear_scan(a, b).square().sum()  # noqa: E731
+    inputs = draw(2, 4, 3), draw(2, 4, 3)
+    actual = torch.func.grad(torch.compile(function, backend="aot_eager"))(*inputs)
+    torch.testing.assert_close(actual, torch.func.grad(function)(*inputs))
