@@ -1,6 +1,7 @@
 """`recurra export`: a run in the form of other programs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,3 +131,11 @@ def test_what_cannot_be_exported(run, tmp_path, capsys):
             main(["export", *words])
         assert ended.value.code == code
         assert said in "".join(capsys.readouterr())
+
+
+def test_the_command_that_shows_a_page_is_quoted(monkeypatch, capsys):
+    written = SimpleNamespace(files={"model.onnx": 1}, difference=0.0)
+    monkeypatch.setattr("recurra.cli.export.open_run", lambda run, **_: run)
+    monkeypatch.setattr("recurra.cli.export.export_web", lambda *_, **__: written)
+    assert main(["export", "web", "run", "a page"]) == 0
+    assert "python -m http.server --directory 'a page' --bind" in capsys.readouterr().out

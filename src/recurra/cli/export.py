@@ -1,5 +1,6 @@
 """`recurra export` and `recurra convert`: write a trained run in another format."""
 
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
@@ -54,4 +55,4 @@ def _export_web(arguments: Namespace) -> None:
     folder = arguments.folder
     print(f"the outputs differ from those in Python by {export.difference:.1e} at most")
     print(f"wrote {folder}: {sum(export.files.values()) / 1e6:.1f} MB, of which {taken}")
-    print(f"to look at it: python -m http.server --directory {folder} --bind 127.0.0.1")
+    print(f"to look at it: python -m http.server --directory {shlex.quote(str(folder))} --bind 127.0.0.1")
