@@ -210,7 +210,8 @@ def find_text_files(path: str | os.PathLike[str]) -> dict[Split, TextFile]:
     """
     folder = Path(path).expanduser()
     if not folder.exists():
-        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", _TEXT))
+        hint = "a recipe takes it from --data.path"
+        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", _TEXT, hint))
     if not folder.is_dir():
         return _cut(folder, [folder])
     candidates: dict[Split, list[Path]] = {split: [] for split in SPLITS}
