@@ -115,7 +115,7 @@ def require_heads(n_heads: int, **channels: int) -> None:
 def kind_of(value: object) -> str:
     """Describe a value for a message: a tensor by type, shape and device, anything else by its class."""
     if isinstance(value, Tensor):
-        if not _is_dense(value):
+        if value.layout is not torch.strided or value.is_nested:
             return f"a {'nested' if value.is_nested else str(value.layout).removeprefix('torch.')} tensor"
         return f"{_dtype(value.dtype)} {tuple(value.shape)} on {value.device}"
     name = type(value).__name__
@@ -126,7 +126,7 @@ def require_tensor(name: str, value: object) -> None:
     """Refuse what is not a tensor, and sparse and nested ones."""
     if not isinstance(value, Tensor):
         raise TypeError(sentence(name, kind_of(value), "a torch.Tensor"))
-    if not _is_dense(value):
+    if value.layout is not torch.strided or value.is_nested:
         hint = f"use {name}.to_dense(), or for a nested one {name}.to_padded_tensor(0) and a mask"
         raise TypeError(sentence(name, kind_of(value), "a dense tensor", hint))
 
@@ -151,10 +151,6 @@ def require_layout(
     fits = isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
     if not fits:
         raise ValueError(sentence(name, kind_of(tensor), f"{_dtype(dtype)} {tuple(shape)} on {device}", hint))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Convert float16 and bfloat16 to float32, in which recurrences run and states are kept; keep other dtypes."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype is torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 _EPSILON = 1e-6  # as in the published code; a vector of zeros stays zeros, with a finite gradient

@@ -10,6 +10,7 @@ arguments to a signature at every call.
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,15 +40,16 @@ def _transforms() -> bool:
 def has_numbers(*arguments: Any) -> bool:
     """Return whether all tensors have memory that a kernel may read, and nobody records or counts operators.
 
-    A fake tensor, a tracer's tensor and a batch have none, and the memory of a lazy negative or conjugate has other
-    numbers. Under a dispatch mode, what is made of x may be fake though x is not.
+    A fake tensor, a tracer's tensor, zeros that torch keeps without memory and a batch have none, and the memory of a
+    lazy negative or conjugate has other numbers. Under a dispatch mode, what is made of x may be fake though x is not.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return False
     for x in arguments:
-        if isinstance(x, Tensor) and (
-            type(x) not in _PLAIN or x.is_meta or x.is_neg() or x.is_conj() or _is_old_batch(x)
-        ):
+        if type(x) in _PLAIN:
+            if x.is_meta or x.is_neg() or x.is_conj() or x._is_zerotensor() or _is_old_batch(x):
+                return False
+        elif isinstance(x, Tensor):
             return False
     return True
 
@@ -59,6 +61,20 @@ def needs_gradient(*arguments: Any) -> bool:
             if isinstance(x, Tensor) and x.requires_grad:
                 return True
     return False
+
+
+_nothing = nullcontext()
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Return a context in which autocast rounds nothing on x's device; one that does nothing if autocast is off.
+
+    A trace holds the context in any case, because autocast may be on when the trace runs.
+    """
+    device = x.device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return _nothing
 
 
 def numba_kernels_take(x: Tensor, *dtypes: torch.dtype) -> bool:
@@ -255,14 +271,17 @@ class Differentiable:
                 return (*found, *(None,) * len(options))
 
         self._function = Function
+        # what Function.apply comes to in eager mode, after it has looked for torch.func
+        self._record = super(torch.autograd.Function, Function).apply
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """Compute the outputs, in the way in which their derivatives can be found."""
         # Asked here, not in a function: Dynamo, having failed at this frame, would compile that one by itself.
-        if not torch.compiler.is_compiling() and _transforms():
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and _transforms():
             return tuple(self._transformed(*arguments))
         if needs_gradient(*arguments):
-            return self._function.apply(*arguments)
+            return self._function.apply(*arguments) if is_compiling else self._record(*arguments)
         return tuple(self._forward(False, *arguments)[0])
 
 
@@ -379,8 +398,8 @@ def addresses(*tensors: Tensor) -> list[int]:
 
 
 def describe(tensor: Tensor) -> tuple[int, int, int]:
-    """Describe a (B, L, D) tensor to a kernel: (address, batch stride, time stride), strides in floats."""
-    batch, time, _ = tensor.stride()
+    """Describe a (B, L, D) or (B, L, D, 1) tensor to a kernel: (address, batch stride, time stride), in floats."""
+    batch, time, *_ = tensor.stride()
     return (tensor.data_ptr(), 2 * batch, 2 * time) if tensor.is_complex() else (tensor.data_ptr(), batch, time)
 
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from recurra.ops._operator import (
     addresses,
     is_any_length,
     usable_threads,
+    without_autocast,
 )
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING, choose_backend
 from recurra.ops.delta_rule.reference import chunk, recurrent
@@ -35,13 +37,14 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: 
     for name, tensor in (("q", q), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(sentence(name, kind_of(tensor), "(B, L, H, d)"))
-    steps, d_v = tuple(q.shape[:3]), v.shape[3]
-    check_shape("k", k, tuple(q.shape))
-    check_shape("v", v, (*steps, d_v))
-    check_shape("a", a, steps, (*steps, 1))
-    check_shape("b", b, steps, (*steps, 1))
+    (batch, length, heads, d_qk), d_v = q.shape, v.shape[3]
+    steps, of_heads = (batch, length, heads), (batch, length, heads, 1)
+    check_shape("k", k, (batch, length, heads, d_qk))
+    check_shape("v", v, (batch, length, heads, d_v))
+    check_shape("a", a, steps, of_heads)
+    check_shape("b", b, steps, of_heads)
     if state is not None:
-        check_shape("state", state, (steps[0], *q.shape[2:], d_v))
+        check_shape("state", state, (batch, heads, d_qk, d_v))
 
 
 _MOST_KEYS = 256
@@ -91,7 +94,16 @@ def _check(q, k, v, a, b, state, keep=False, backend="auto"):  # type: ignore[no
 
 def _allocate(q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[no-untyped-def]
     u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
-    return v.new_empty(v.shape), state.new_empty(state.shape), v.new_empty(u), state.new_empty(kept)
+    # numbers: torch takes twice as long to read a torch.Size
+    return v.new_empty(*v.shape), state.new_empty(*state.shape), v.new_empty(*u), state.new_empty(*kept)
+
+
+@cache
+def _cpu() -> Any:
+    """The module of the kernels, which loads Numba; importing it at every call takes as long as a kernel does."""
+    from recurra.ops.delta_rule import _cpu as module
+
+    return module
 
 
 def _dense(*tensors: Tensor) -> list[Tensor]:
@@ -108,12 +120,14 @@ def _run(results, q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[n
 
         _triton.forward_into(y, last, u, kept, _EVERY, *_dense(q, k, v, a, b, state))
         return
-    from recurra.ops.delta_rule._cpu import delta_rule_forward, forward_scratch
-
     batch, length, heads, d_qk = q.shape
-    workers, size, inputs = min(usable_threads(), batch * heads), forward_scratch(d_qk), _dense(q, k, v, a, b, state)
+    workers, size, inputs = (
+        min(usable_threads(), batch * heads),
+        _cpu().forward_scratch(d_qk),
+        _dense(q, k, v, a, b, state),
+    )
     scratch = q.new_empty(workers * size)
-    delta_rule_forward(
+    _cpu().delta_rule_forward(
         *addresses(*inputs, last, y), *(addresses(u, kept) if keep else (0, 0)), scratch.data_ptr(), size,
         batch, length, heads, d_qk, v.shape[3], _EVERY, workers, jobs=workers, work=length * state.numel(),
     )  # fmt: skip
@@ -141,14 +155,12 @@ def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept, backend="auto")
 
         _triton.backward_into(results, _EVERY, *_dense(dy, dlast, q, k, a, b, u, kept))
         return
-    from recurra.ops.delta_rule._cpu import backward_scratch, delta_rule_backward, rows_of_block
-
     batch, length, heads, d_qk = q.shape
-    workers, size = min(usable_threads(), batch * heads), backward_scratch(d_qk, _EVERY)
+    workers, size = min(usable_threads(), batch * heads), _cpu().backward_scratch(d_qk, _EVERY)
     inputs, scratch = _dense(dy, dlast, q, k, a, b, u, kept), q.new_empty(workers * size)
-    delta_rule_backward(
+    _cpu().delta_rule_backward(
         *addresses(*inputs, *results, scratch), size, batch, length, heads, d_qk, v.shape[3], _EVERY,
-        rows_of_block(d_qk), workers, jobs=workers, work=length * state.numel(),
+        _cpu().rows_of_block(d_qk), workers, jobs=workers, work=length * state.numel(),
     )  # fmt: skip
 
 
@@ -165,7 +177,7 @@ _back = Operator(
     f'delta_rule_fused_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u, Tensor kept, str backend="auto") -> '
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     check=_check_back,
-    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:6]),
+    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(*x.shape) for x in inputs[:6]),
     run=_run_back,
     # the state again, and seven products with their sums
     flops=lambda dy, dlast, q, k, v, *_: 16 * math.prod(q) * v[-1],
@@ -251,15 +263,21 @@ def delta_rule(
     """
     require_literal(Mode, mode=mode)
     _check_inputs(q, k, v, a, b, state)
-    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    given = (
+        q.dtype
+        if q.dtype == k.dtype == v.dtype
+        else torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    )
     compute = torch.float32
-    for tensor in (q, k, v, a, b) if state is None else (q, k, v, a, b, state):
-        compute = torch.promote_types(compute, tensor.dtype)
-    q, k, v, a, b = (x.to(compute) for x in (q, k, v, a, b))
+    for x in (q, k, v, a, b, state):
+        if x is not None and x.dtype != compute:
+            compute = torch.promote_types(compute, x.dtype)
+    q, k, v, a, b = (x if x.dtype == compute else x.to(compute) for x in (q, k, v, a, b))
     a, b = (x if x.dim() == 4 else x.unsqueeze(-1) for x in (a, b))
     if state is None:
-        state = v.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
-    state = state.to(compute)
+        state = v.new_zeros(q.shape[0], *q.shape[2:], v.shape[3])
+    elif state.dtype != compute:
+        state = state.to(compute)
     if mode == backend == "auto" and is_any_length(q.shape[1]):
         y, last = _any_steps(q, k, v, a, b, state)
         return (y.to(given) if given in HALF else y), last
@@ -269,7 +287,7 @@ def delta_rule(
         y, last = (q * k * a * b).sum(-1, keepdim=True) * v, state
     else:
         # Autocast would run the matrix products in bfloat16.
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             options = {"backend": chosen} if mode == "fused" else {}
             y, last = _MODES[mode](q, k, v, a, b, state, **options)
     return (y.to(given) if given in HALF else y), last

@@ -373,7 +373,7 @@ def linear_scan(
         _check_out(out, a, b, h0, dtype, chosen)
     if not a.dtype == b.dtype == computed:
         a, b = a.to(computed), b.to(computed)
-    if h0 is not None:
+    if h0 is not None and h0.dtype != computed:
         h0 = h0.to(computed)
     if cu_seqlens is not None:
         a, b, h0 = *start_anew(a, b, h0, cu_seqlens, reverse), None
@@ -386,12 +386,12 @@ def linear_scan(
 def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
     """Run the scan with all channels as one dimension, into `out` if that is given."""
     if h0 is None:
-        h0 = b.new_zeros((b.shape[0], *b.shape[2:]))  # a tuple: torch takes twice as long to read a torch.Size
+        h0 = b.new_zeros(b.shape[0], *b.shape[2:])  # numbers: torch takes twice as long to read a torch.Size
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return a * b + h0.unsqueeze(1) if out is None else out
-    batch, length = b.shape[:2]
     flat_a, flat_b, flat_h0 = a if a.shape == b.shape else a.expand_as(b), b, h0
     if b.dim() != 3:
+        batch, length = b.shape[:2]
         flat_a, flat_b = (x.reshape(batch, length, -1) for x in (flat_a, b))
         flat_h0 = h0.reshape(batch, -1)
     if out is not None and not torch.compiler.is_compiling() and all(map(has_numbers, (out, a, b, h0))):
@@ -411,16 +411,18 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     """Return the type that the arguments of a scan promote to."""
     require_tensor("b", b)
-    given = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
-    for name, tensor in given.items():
-        require_tensor(name, tensor)
+    dtype, device = b.dtype, b.device
+    for name, tensor in (("a", a), ("b", b)) if h0 is None else (("a", a), ("b", b), ("h0", h0)):
+        if tensor is not b:
+            require_tensor(name, tensor)
         if tensor.dtype not in _TAKEN:
             expected = "float16, bfloat16, float32, float64, complex64 or complex128"
             raise TypeError(sentence(name, kind_of(tensor), expected, f"convert it, for example {name}.float()"))
-        if tensor.device != b.device:
-            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {b.device}, as b"))
-    dtype = a.dtype if a.dtype == b.dtype else torch.promote_types(a.dtype, b.dtype)
-    return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
+        if tensor.device != device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {device}, as b"))
+        if tensor.dtype != dtype:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
 
 
 def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | None = None) -> None:

@@ -15,8 +15,11 @@ from recurra.ops._operator import OneNode, is_any_length
 
 
 def linear_scan_reference(
-    a: Shaped[Tensor, "B L D"], b: Shaped[Tensor, "B L D"], h0: Shaped[Tensor, "B D"], reverse: bool
-) -> Shaped[Tensor, "B L D"]:
+    a: Shaped[Tensor, "B L *channels"],
+    b: Shaped[Tensor, "B L *channels"],
+    h0: Shaped[Tensor, "B *channels"],
+    reverse: bool,
+) -> Shaped[Tensor, "B L *channels"]:
     """Compute h_t = a_t h_{t-1} + b_t step by step, as it is written."""
     h, states = h0, []
     for t in reversed(range(b.shape[1])) if reverse else range(b.shape[1]):

@@ -6,6 +6,8 @@ again.
 """
 
 import math
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,14 +27,14 @@ def _is_for_triton(x: Tensor, backend: str) -> bool:
     return x.is_cuda or backend == "triton"
 
 
+@cache
+def _module(name: str) -> Any:
+    """The module of the kernels, which loads Numba or Triton; importing it at every call takes as long as a kernel."""
+    return import_module(f"recurra.ops.selective_scan.{name}")
+
+
 def _kernels(x: Tensor, backend: str) -> Any:
-    if _is_for_triton(x, backend):
-        from recurra.ops.selective_scan import _triton
-
-        return _triton
-    from recurra.ops.selective_scan import _cpu
-
-    return _cpu
+    return _module("_triton" if _is_for_triton(x, backend) else "_cpu")
 
 
 def _check(x, step, a, b, c, h0, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
@@ -58,10 +60,8 @@ def _kept_shape(x, n_modes, keep, backend):  # type: ignore[no-untyped-def]
 
 def _work(x: Tensor, n_modes: int) -> tuple[tuple[int, ...], Tensor, dict[str, int]]:
     """The kernels' sizes, their scratch memory, and how to launch them."""
-    from recurra.ops.selective_scan._cpu import TILE, scratch_floats
-
-    batch, length, row = x.shape
-    workers, size = min(usable_threads(), batch * -(-row // TILE)), scratch_floats(n_modes)
+    (batch, length, row), kernels = x.shape, _module("_cpu")
+    workers, size = min(usable_threads(), batch * -(-row // kernels.TILE)), kernels.scratch_floats(n_modes)
     work = {"jobs": workers, "work": x.numel() * n_modes}
     return (batch, length, row, n_modes, size, workers), x.new_empty(workers * size), work
 
