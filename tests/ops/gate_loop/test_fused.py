@@ -230,3 +230,31 @@ def test_the_real_part_of_nothing():
         state = torch.zeros(shape[0], shape[2], 1, 1)
         y, last = gate_loop_real_part(q, q, q, Planes(torch.ones(shape), None), state=state)
         assert (y.shape, y.dtype, last.shape) == (shape, torch.bfloat16, state.shape)
+
+
+@pytest.mark.parametrize("number", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_gradient_nothing_changes(kind, number):
+    """Neither in the outputs, of any length and layout, nor in a state that is a lazy conjugate."""
+    plane = torch.float64 if number == torch.float64 else torch.float32
+    for length, channels in itertools.product((1, 5), (1, 3, 17, 70)):
+        q, k, v, a, state = draw(2, length, channels, kind, number, plane)
+        q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1).unsqueeze(-1) for x in (q, k, v))
+        a = Planes(*(x if x is None else x.flip(1)[..., None].repeat(1, 1, 1, 2)[..., :1] for x in a))
+        h = state.re if state.im is None else torch.complex(*state)
+        for entering in (h, h.conj()):
+            entering = entering[..., None, None]
+            y, last = gate_loop_real_part(q, k, v, a, state=entering)
+            recorded = gate_loop_real_part(q.requires_grad_(), k, v, a, state=entering)
+            q = q.detach()
+            assert y.is_contiguous()
+            assert last.shape == entering.shape
+            torch.testing.assert_close((y, last), tuple(x.detach() for x in recorded), rtol=0, atol=0)
+
+
+def test_without_a_gradient_planes_of_two_types_are_one():
+    q, k, v, a, state = draw(2, 5, 3, "complex", torch.float32, torch.float32)
+    q, k, v, re, im = (x.unsqueeze(-1) for x in (q, k, v, *a))
+    h = torch.complex(*state)[..., None, None]
+    expected = gate_loop_real_part(q, k, v, Planes(re, im), state=h)
+    torch.testing.assert_close(gate_loop_real_part(q, k, v, Planes(re, im.double()), state=h), expected, rtol=0, atol=0)

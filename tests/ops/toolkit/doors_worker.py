@@ -133,18 +133,20 @@ def of_chunk():
 def of_the_front_doors():
     good = {name: ones(64, 7, 8, 1) for name in ("q", "k", "v", "re", "im")} | {"state": ones(64, 8, 1, 1) + 0j}
 
-    def real_part(**changes):
-        x = {n: None if t is None else t.requires_grad_() for n, t in (good | changes).items()}
+    def real_part(records=True, **changes):
+        x = {n: None if t is None else t.detach().requires_grad_(records) for n, t in (good | changes).items()}
         y, last = gate_loop_real_part(*(x[n] for n in "qkv"), Planes(x["re"], x["im"]), state=x["state"])
-        (y.sum() + last.abs().sum()).backward()
+        if records:
+            (y.sum() + last.abs().sum()).backward()
 
     cases = {"real, a complex state beside real gates": (lambda: real_part(im=None), "state")}
     for name, argument in {"k": "k", "v": "v", "re": "a.re", "im": "a.im", "state": "state"}.items():
-        cases[f"real, {name} of another batch"] = (lambda n=name: real_part(**{n: good[n][:1]}), argument)
-        cases[f"real, {name} of another device"] = (
-            lambda n=name: real_part(**{n: good[n].to("meta")}),
-            argument.replace("a.", "a_"),
-        )
+        for records in (True, False):
+            what = f"real, {name}" if records else f"real without gradients, {name}"
+            wrong = {"batch": good[name][:1], "device": good[name].to("meta")}
+            for kind, tensor in wrong.items():
+                call = lambda n=name, t=tensor, r=records: real_part(r, **{n: t})  # noqa: E731
+                cases[f"{what} of another {kind}"] = (call, argument)
     for mode in ("recurrent", "scan", "chunk", "attention", "fused"):
         for kind, state in {"batch": ones(1, 8, 1, 1), "device": ones(64, 8, 1, 1, device="meta")}.items():
             call = lambda mode=mode, state=state: gate_loop(*[good["q"]] * 4, state=state, mode=mode)  # noqa: E731

@@ -14,11 +14,12 @@ time stride of 0 keep only the last step. A carry lives in the buffer of dh_0, w
 last state and in the end that of the first.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 from numba import prange
 
-from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
+from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_function, compile_inline
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, prefetch, store, width_of
 
 _AHEAD = 2048  # channels: how far ahead of the walk rows are prefetched
@@ -163,3 +164,21 @@ def fused_kernels(number: str, plane: str, is_complex: bool) -> KernelPair:
     """
     lanes = Lanes(number, WIDTH), Lanes(plane, WIDTH), Lanes(number, 1), Lanes(plane, 1)
     return KernelPair(_make_forward(is_complex, *lanes), _make_backward(is_complex, *lanes))
+
+
+@cache
+def plane_kernels(plane: str) -> tuple[Callable, Callable]:
+    """Return functions of (address of complex numbers, those of two planes, n) that take them apart and join them."""
+    one = Lanes(plane, 1)
+
+    def take_apart(z, re, im, n):  # type: ignore[no-untyped-def]
+        for i in range(n):
+            store(re, i, one, load(z, 2 * i, one))
+            store(im, i, one, load(z, 2 * i + 1, one))
+
+    def join(z, re, im, n):  # type: ignore[no-untyped-def]
+        for i in range(n):
+            store(z, 2 * i, one, load(re, i, one))
+            store(z, 2 * i + 1, one, load(im, i, one))
+
+    return compile_function(take_apart), compile_function(join)

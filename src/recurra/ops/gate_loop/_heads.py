@@ -87,7 +87,7 @@ def _check(q, k, v, a, state=None, keep=False):  # type: ignore[no-untyped-def]
 
 
 def _allocate(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
-    return v.new_empty(v.shape), state.new_empty(state.shape), state.new_empty(_kept_shape(q, v) if keep else (0,))
+    return v.new_empty(*v.shape), state.new_empty(*state.shape), state.new_empty(*(_kept_shape(q, v) if keep else (0,)))
 
 
 def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]

@@ -4,16 +4,28 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.ops._operator import Differentiable, Operator, addresses, describe, last_dim_contiguous, span_of_job
+from recurra.ops._operator import (
+    Differentiable,
+    Operator,
+    addresses,
+    describe,
+    has_numbers,
+    span_of_job,
+    transforms_are_active,
+)
 from recurra.ops.scan.operator import differentiable_scan
 from recurra.ops.scan.reference import linear_scan_reference
+
+if TYPE_CHECKING:
+    from recurra.ops._toolkit.launch import KernelPair
 
 # Complex transitions and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane
 # is None if the recurrence is real. The operator returns the real part of y, which the layer keeps (GateLoop App. C),
@@ -63,7 +75,8 @@ def fused(
     Under torch.func and forward derivatives it is the scan of that backend, which has a rule for each of them.
 
     Args:
-        q, k, v: (B, L, D), one real type among bfloat16, float32 and float64; L at least 1.
+        q, k, v: (B, L, D), one real type among bfloat16, float32 and float64; L at least 1. If `takes_heads`, all
+            tensors can have the shapes of `gate_loop` for heads of one channel: (B, L, D, 1), and states (B, D, 1, 1).
         a: the transitions, planes of (B, L, D), float64 for float64 inputs and float32 for the others.
         state: the state that enters, planes of (B, D) of a's type; one plane or both, like a.
         backend: "numba", "triton" or "reference".
@@ -77,14 +90,47 @@ def fused(
     return _FusedResult(y, Planes(h_re, h_im), Planes(last_re, last_im))
 
 
-def _launch(q: Tensor, plane: Tensor, is_complex: bool) -> Any:
-    from recurra.ops.gate_loop._cpu import fused_kernels
+def takes_heads(backend: str, *tensors: Tensor | None) -> bool:
+    """Return whether `fused` takes tensors with a last dimension of 1: traces and rules for torch.func do not."""
+    return backend == "numba" and has_numbers(*tensors) and not transforms_are_active()
 
-    return fused_kernels(_NUMBERS[q.dtype], _NUMBERS[plane.dtype], is_complex)
+
+def heads_without_gradient(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run `fused` where `takes_heads` and nobody asks for gradients or all states, with little more than the kernel.
+
+    Args:
+        q, k, v, a: as for `fused`, (B, L, D, 1).
+        state: (B, D, 1, 1), complex if a is.
+
+    Returns:
+        Re y (B, L, D, 1) and the last state, of the shape and type of `state`.
+    """
+    batch, length, row, _ = q.shape
+    kernels, take_apart, join = _launch(q.dtype, a.re.dtype, a.im is not None)
+    y, last, state = q.new_empty(batch, length, row, 1), state.new_empty(batch, row, 1, 1), state.contiguous()
+    if a.im is None:
+        x_re, x_im, h_re, h_im = (state.data_ptr(), state.data_ptr(), last.data_ptr(), last.data_ptr())
+    else:
+        planes, size = a.re.new_empty(4, batch * row), batch * row * a.re.element_size()
+        first = planes.data_ptr()
+        x_re, x_im, h_re, h_im = (first + plane * size for plane in range(4))
+        take_apart(state.data_ptr(), x_re, x_im, batch * row)
+    _walk(kernels, q, k, v, *a, x_re, x_im, y, (h_re, row, 0), (h_im, row, 0))
+    if a.im is not None:
+        join(last.data_ptr(), h_re, h_im, batch * row)
+    return y, last
+
+
+@cache
+def _launch(number: torch.dtype, plane: torch.dtype, is_complex: bool) -> "tuple[KernelPair, Callable, Callable]":
+    """The kernels, and the functions that take complex states apart and join them."""
+    from recurra.ops.gate_loop._cpu import fused_kernels, plane_kernels
+
+    return fused_kernels(_NUMBERS[number], _NUMBERS[plane], is_complex), *plane_kernels(_NUMBERS[plane])
 
 
 def _size(q: Tensor) -> tuple[tuple[int, int, int, int], dict[str, int]]:
-    batch, length, row = q.shape
+    batch, length, row, *_ = q.shape
     span = span_of_job(row, batch)
     return (batch, length, row, span), {"jobs": batch * -(-row // span), "work": batch * length * row}
 
@@ -92,11 +138,13 @@ def _size(q: Tensor) -> tuple[tuple[int, int, int, int], dict[str, int]]:
 def _check(q, k, v, a_re, a_im, x0_re, x0_im, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
     """Refuse what the kernels cannot take; `fused` says what they can."""
     shape, dtype, device = q.shape, q.dtype, q.device
-    if len(shape) != 3 or not shape[1] or dtype not in _NUMBERS:
+    is_wide = len(shape) == 4 and shape[3] == 1
+    if not (len(shape) == 3 or is_wide) or not shape[1] or dtype not in _NUMBERS:
         raise ValueError(sentence("q", kind_of(q), "bfloat16, float32 or float64 (B, L, D), L at least 1"))
     if (a_im is None) != (x0_im is None):
         raise ValueError(sentence("x0_im", kind_of(x0_im), "a plane if a_im is one, and None if it is None"))
-    state, plane = (shape[0], shape[2]), torch.float64 if dtype == torch.float64 else torch.float32
+    state = (shape[0], shape[2], 1, 1) if is_wide else (shape[0], shape[2])
+    plane = torch.float64 if dtype == torch.float64 else torch.float32
     require_layout("k", k, shape, dtype, device)
     require_layout("v", v, shape, dtype, device)
     require_layout("a_re", a_re, shape, plane, device)
@@ -127,30 +175,56 @@ def _check_back(  # type: ignore[no-untyped-def]
 
 
 def _allocate(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
-    batch, length, row = q.shape
-    states = batch, length if keep else 1, row  # a tuple: torch takes twice as long to read a torch.Size
-    return q.new_empty((batch, length, row)), a_re.new_empty(states), a_re.new_empty(states if a_im is not None else 0)
+    batch, length, *row = q.shape
+    states = batch, length if keep else 1, *row  # numbers: torch takes twice as long to read a torch.Size
+    return (
+        q.new_empty(batch, length, *row),
+        a_re.new_empty(*states),
+        a_re.new_empty(*states if a_im is not None else (0,)),
+    )
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """Return x (B, L, D) or (B, L, D, 1) with its channels next to each other."""
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def _describe_states(h: Tensor, q: Tensor) -> tuple[int, int, int]:
+    """Describe the states of all steps, or of the last alone, into whose place all are written."""
+    (_, length, row, *_), n_kept = q.shape, h.shape[1]
+    return h.data_ptr(), n_kept * row, row if n_kept == length else 0
 
 
 def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
     y, h_re, h_im = results
     if q.numel() == 0:
         return
-    q, k, v, a_re = (last_dim_contiguous(x) for x in (q, k, v, a_re))
-    x0_re = x0_re.contiguous()
-    if a_im is not None:
-        a_im, x0_im = last_dim_contiguous(a_im), x0_im.contiguous()
+    x0_re, x0_im = x0_re.contiguous(), None if x0_im is None else x0_im.contiguous()
     if q.is_cuda or backend == "triton":
         from recurra.ops.gate_loop import _triton as triton_kernels
 
+        q, k, v, a_re, a_im = (x if x is None else _in_rows(x) for x in (q, k, v, a_re, a_im))
         triton_kernels.forward_into(y, h_re, h_im, q, k, v, a_re, a_im, x0_re, x0_im)
         return
-    (sizes, work), kernels = _size(q), _launch(q, a_re, a_im is not None)
-    if a_im is None:
-        a_im, x0_im, h_im = a_re, x0_re, h_re
-    states = h_re.expand_as(q), h_im.expand_as(q)
-    inputs = (*map(describe, (q, k, v, a_re, a_im)), *addresses(x0_re, x0_im))
-    kernels.forward(*inputs, *map(describe, (y, *states)), *sizes, **work)
+    kernels, *_ = _launch(q.dtype, a_re.dtype, a_im is not None)
+    x_re = x_im = x0_re.data_ptr()
+    of_re = of_im = _describe_states(h_re, q)
+    if a_im is not None:
+        x_im, of_im = x0_im.data_ptr(), _describe_states(h_im, q)
+    _walk(kernels, q, k, v, a_re, a_im, x_re, x_im, y, of_re, of_im)
+
+
+def _walk(kernels, q, k, v, a_re, a_im, x_re, x_im, y, h_re, h_im):  # type: ignore[no-untyped-def]
+    """Run the forward kernel; the states are described already."""
+    q, k, v, a_re = _in_rows(q), _in_rows(k), _in_rows(v), _in_rows(a_re)
+    of_re = of_im = describe(a_re)
+    if a_im is not None:
+        a_im = _in_rows(a_im)
+        of_im = describe(a_im)
+    sizes, work = _size(q)
+    kernels.forward(
+        describe(q), describe(k), describe(v), of_re, of_im, x_re, x_im, describe(y), h_re, h_im, *sizes, **work
+    )
 
 
 def _allocate_back(  # type: ignore[no-untyped-def]
@@ -169,12 +243,11 @@ def _run_back(  # type: ignore[no-untyped-def]
         carry.zero_() if dlast is None else carry.copy_(dlast)
     if q.numel() == 0:
         return
-    nothing = a_re.new_zeros(1, 1, q.shape[2]).expand_as(q)
-    dy = q.new_zeros(1, 1, q.shape[2]).expand_as(q) if dy is None else dy
-    dh = [nothing if x is None else x for x in (dh_re, dh_im)[:planes]]
-    q, k, v, dy = (last_dim_contiguous(x) for x in (q, k, v, dy))
-    gates = [last_dim_contiguous(x) for x in (a_re, a_im)[:planes]]
-    dh = [last_dim_contiguous(x) for x in dh]
+    dh = [a_re.new_zeros(1, 1, *q.shape[2:]).expand_as(q) if x is None else x for x in (dh_re, dh_im)[:planes]]
+    dy = q.new_zeros(1, 1, *q.shape[2:]).expand_as(q) if dy is None else dy
+    q, k, v, dy = map(_in_rows, (q, k, v, dy))
+    gates = [_in_rows(x) for x in (a_re, a_im)[:planes]]
+    dh = [_in_rows(x) for x in dh]
     entering = [x.contiguous() for x in (x0_re, x0_im)[:planes]]
     states = [h_re.contiguous(), h_im.contiguous()]
     if q.is_cuda or backend == "triton":
@@ -185,11 +258,12 @@ def _run_back(  # type: ignore[no-untyped-def]
         triton_kernels.backward_into(gradients, dy, q, k, v, a_re, a_im, h_re, h_im, x0_re, x0_im, dh_re, dh_im)
         return
     (sizes, work), both = _size(q), 2 // planes
-    steps = (dy, q, k, v, *gates * both, *states[:planes] * both)
-    inputs = (*map(describe, steps), *addresses(*entering * both), *map(describe, dh * both))
-    d_steps = (*gradients[:3], *gradients[3:-planes] * both)
-    outputs = (*map(describe, d_steps), *addresses(*carries * both))
-    _launch(q, a_re, a_im is not None).backward(*inputs, *outputs, *sizes, **work)
+    of_gates, of_states, of_dh, of_d_gates = (
+        [describe(x) for x in plane] * both for plane in (gates, states[:planes], dh, gradients[3:-planes])
+    )
+    inputs = (*map(describe, (dy, q, k, v)), *of_gates, *of_states, *addresses(*entering) * both, *of_dh)
+    outputs = (*map(describe, gradients[:3]), *of_d_gates, *addresses(*carries) * both)
+    _launch(q.dtype, a_re.dtype, a_im is not None)[0].backward(*inputs, *outputs, *sizes, **work)
 
 
 _operator = Operator(
@@ -216,8 +290,15 @@ _back = Operator(
 def _forward(keep, *arguments):  # type: ignore[no-untyped-def]
     *inputs, keep_states, backend = arguments
     y, h_re, h_im = _operator(*inputs, keep or keep_states, backend)
-    last_im = h_im.clone() if inputs[4] is None else h_im[:, -1].clone()
-    return (y, h_re, h_im, h_re[:, -1].clone(), last_im), (*inputs, h_re, h_im)
+    last_re = _last(h_re, inputs[5])
+    last_im = h_im.clone() if inputs[4] is None else _last(h_im, inputs[6])
+    return (y, h_re, h_im, last_re, last_im), (*inputs, h_re, h_im)
+
+
+def _last(h: Tensor, h0: Tensor) -> Tensor:
+    """Return the state after the last step in memory of its own, of the shape of the first."""
+    last = h[:, -1].clone()
+    return last if last.dim() == h0.dim() else last.unsqueeze(-1)
 
 
 def _backward(gradients, saved, needs, keep_states, backend):  # type: ignore[no-untyped-def]
@@ -229,8 +310,10 @@ def _backward(gradients, saved, needs, keep_states, backend):  # type: ignore[no
 
 
 def _reference(q, k, v, a_re, a_im, x0_re, x0_im, *options):  # type: ignore[no-untyped-def]
-    result = _fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))
-    return result.y, *result.states, *result.last
+    is_wide = x0_re.dim() == q.dim()
+    h0 = [x.squeeze(-1) if is_wide and x is not None else x for x in (x0_re, x0_im)]
+    y, states, last = _fused_reference(q, k, v, Planes(a_re, a_im), Planes(*h0))
+    return y, *states, *(x.unsqueeze(-1) if is_wide and x is not None else x for x in last)
 
 
 def _by_scan(q, k, v, a_re, a_im, x0_re, x0_im, keep_states, backend):  # type: ignore[no-untyped-def]

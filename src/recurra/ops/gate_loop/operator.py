@@ -10,17 +10,18 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.lengths import PackedSequences, check_cu_seqlens, check_reset, cut_transitions
-from recurra.ops._operator import HALF
+from recurra.ops._operator import HALF, needs_gradient, without_autocast
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.gate_loop import reference as modes
 from recurra.ops.gate_loop._heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
-from recurra.ops.gate_loop.fused import Planes, fused
+from recurra.ops.gate_loop.fused import Planes, fused, heads_without_gradient, takes_heads
 from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape, chunk
 
 Mode = Literal["auto", "recurrent", "scan", "chunk", "attention", "fused"]
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
 """Numbers in a head's state, and in all its states over the sequence, from which "chunk" in plain torch beats "scan":
 measured on a CPU (docs/lab-log.md), not on a GPU."""
+_REALS = (torch.float32, torch.float64)
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -95,24 +96,30 @@ def _compute(
     if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
         expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
         raise RuntimeError(sentence("backend", repr(backend), expected))
-    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    compute = torch.float32
-    for x in (q, k, v, a, state):
-        compute = compute if x is None else torch.promote_types(compute, x.dtype)
+    given = compute = a.dtype
+    is_one_type = (
+        compute in _REALS and q.dtype == k.dtype == v.dtype == (a if state is None else state).dtype == compute
+    )
+    if not is_one_type:
+        given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        compute = torch.float32
+        for x in (q, k, v, a, state):
+            compute = compute if x is None else torch.promote_types(compute, x.dtype)
     by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
-    if not (by_kernels and q.dtype == k.dtype == v.dtype in HALF):
-        q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
-    a = a.to(compute)
+    if not is_one_type:
+        if not (by_kernels and q.dtype == k.dtype == v.dtype in HALF):
+            q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
+        a = a.to(compute)
+        state = None if state is None else state.to(compute)
     if state is None:
-        state = a.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
-    state = state.to(compute)
+        state = a.new_zeros(q.shape[0], *q.shape[2:], v.shape[3])
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a).sum(-1, keepdim=True) * v, state
     elif by_kernels:
         y, last = chunk_by_kernels(q, k, v, a, state)
     else:
         # Autocast would run the matrix products of "chunk" and "attention" in bfloat16; "fused" has none.
-        with nullcontext() if chosen == "fused" else torch.autocast(a.device.type, enabled=False):
+        with nullcontext() if chosen == "fused" else without_autocast(a):
             y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in HALF and not y.is_complex() else y), last
 
@@ -158,34 +165,52 @@ def gate_loop_real_part(
     _check_real_part(q, k, v, a, state, plane)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     number = given if given == torch.bfloat16 and plane == torch.float32 else plane
-    q, k, v = (x.squeeze(-1).to(number) for x in (q, k, v))
-    gates = Planes(a.re.squeeze(-1).to(plane), None if a.im is None else a.im.squeeze(-1).to(plane))
-    h0 = _planes(state.squeeze(-1).squeeze(-1), a.im is not None)
-    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device))
-    return result.y.unsqueeze(-1).to(given), _join(result.last).unsqueeze(-1).unsqueeze(-1)
+    if not q.dtype == k.dtype == v.dtype == number:
+        q, k, v = q.to(number), k.to(number), v.to(number)
+    if a.re.dtype != plane or (a.im is not None and a.im.dtype != plane):
+        a = Planes(a.re.to(plane), None if a.im is None else a.im.to(plane))
+    y, _, last = _by_fused(q, k, v, a, state, backend)
+    return y if y.dtype == given else y.to(given), last
+
+
+def _by_fused(
+    q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, backend: str, keep_states: bool = False
+) -> tuple[Tensor, Planes, Tensor]:
+    """Call `fused` for heads of one channel: Re y, the states that it returns, and h_L as `gate_loop` returns it."""
+    chosen, is_complex = choose_backend(backend, q.device), a.im is not None
+    has_heads = takes_heads(chosen, q, k, v, *a, state)
+    if has_heads and not (keep_states or needs_gradient(q, k, v, *a, state)) and state.is_complex() == is_complex:
+        y, last = heads_without_gradient(q, k, v, a, state)
+        return y, Planes(y, None), last
+    if not has_heads:
+        q, k, v, state = q.squeeze(-1), k.squeeze(-1), v.squeeze(-1), state.squeeze(-1).squeeze(-1)
+        a = Planes(a.re.squeeze(-1), None if a.im is None else a.im.squeeze(-1))
+    found = fused(q, k, v, a, _planes(state, is_complex), backend=chosen, keep_states=keep_states)
+    h = _join(found.last)
+    if has_heads:
+        return found.y, found.states, h
+    re, im = found.states
+    states = Planes(re.unsqueeze(-1), None if im is None else im.unsqueeze(-1))
+    return found.y.unsqueeze(-1), states, h.unsqueeze(-1).unsqueeze(-1)
 
 
 def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, plane: torch.dtype) -> None:
-    """For d_h = 1: one shape for all but the state, which has the planes' type. The kernels check devices."""
-    shape = q.shape
+    """For d_h = 1: one shape and device for all but the state, which has the planes' type."""
+    shape, device = q.shape, q.device
     if len(shape) != 4:
         raise ValueError(sentence("q", kind_of(q), "(B, L, H, 1)"))
-    if k.shape != shape or v.shape != shape or a.re.shape != shape or (a.im is not None and a.im.shape != shape):
-        for name, tensor in (("k", k), ("v", v), ("a.re", a.re), ("a.im", a.im)):
-            if tensor is not None:
-                require_layout(name, tensor, shape, tensor.dtype, q.device)
+    for name, tensor in (("k", k), ("v", v), ("a.re", a.re), ("a.im", a.im)):
+        if tensor is not None and (tensor.shape != shape or tensor.device != device):
+            require_layout(name, tensor, shape, tensor.dtype, device)
     number = plane if a.im is None or not state.is_complex() else torch.promote_types(plane, torch.complex64)
-    require_layout("state", state, (shape[0], shape[2], 1, 1), number, q.device)
+    require_layout("state", state, (shape[0], shape[2], 1, 1), number, device)
 
 
 def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """Run the fused kernels on tensors of one compute type; the imaginary part of y follows from the states."""
-    q, k, v = (x.squeeze(-1) for x in (q, k, v))
     is_complex = a.is_complex()
-    gates, h0 = _planes(a.squeeze(-1), is_complex), _planes(state.squeeze(-1).squeeze(-1), is_complex)
-    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device), keep_states=is_complex)
-    y = result.y if result.states.im is None else torch.complex(result.y, q * result.states.im)
-    return y.unsqueeze(-1), _join(result.last).unsqueeze(-1).unsqueeze(-1)
+    y, states, last = _by_fused(q, k, v, _planes(a, is_complex), state, backend, keep_states=is_complex)
+    return y if states.im is None else torch.complex(y, q * states.im), last
 
 
 def _chunk_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:

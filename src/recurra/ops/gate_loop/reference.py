@@ -26,7 +26,7 @@ def check_numbers(name: str, tensor: Tensor, like: Tensor, dimensions: str) -> N
 
 def check_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
     """Refuse a tensor of none of these shapes. Raises ValueError."""
-    if tuple(tensor.shape) not in shapes:
+    if tensor.shape not in shapes:
         raise ValueError(sentence(name, kind_of(tensor), " or ".join(map(str, shapes))))
 
 
@@ -42,10 +42,11 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a)):
         check_numbers(name, tensor, q, "(B, L, H, d)")
     batch, length, heads, d_qk = q.shape
-    steps = (batch, length if n_steps is None else n_steps, heads)
-    check_shape("k", k, (*steps, d_qk))
-    check_shape("v", v, (*steps, v.shape[3]))
-    check_shape("a", a, (*steps, 1), (*steps, d_qk))
+    if n_steps is not None:
+        length = n_steps
+    check_shape("k", k, (batch, length, heads, d_qk))
+    check_shape("v", v, (batch, length, heads, v.shape[3]))
+    check_shape("a", a, (batch, length, heads, 1), (batch, length, heads, d_qk))
 
 
 def into_blocks(x: Shaped[Tensor, "B L H d"], size: int, padding: float) -> Shaped[Tensor, "B H blocks n d"]:
@@ -71,8 +72,9 @@ def recurrent(
     """Compute step by step in plain torch: O(L) time, the memory of one state (GateLoop (7)-(8))."""
     outputs = []
     for n in range(q.shape[1]):
-        h = a[:, n, :, :, None] * h + k[:, n, :, :, None] * v[:, n, :, None, :]
-        outputs.append((q[:, n, :, :, None] * h).sum(-2))
+        q_n, k_n, v_n, a_n = (x.select(1, n) for x in (q, k, v, a))
+        h = a_n.unsqueeze(-1) * h + k_n.unsqueeze(-1) * v_n.unsqueeze(-2)
+        outputs.append((q_n.unsqueeze(-1) * h).sum(-2))
     return torch.stack(outputs, 1), h
 
 
