@@ -23,6 +23,7 @@ from recurra.ops._operator import (
     needs_gradient,
     numba_kernels_take,
     span_of_job,
+    without_autocast,
 )
 from recurra.ops.scan.convolution import transform_length
 
@@ -66,7 +67,7 @@ class ImplicitFilters(nn.Module):
         The network runs in float64: each of its layers of fast sines makes an error 14 times as large.
         """
         weight = self.output.weight
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight):
             like: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
             step = torch.arange(self.length, **like)[:, None]
             share = step / max(self.length - 1, 1)
@@ -100,7 +101,7 @@ def convolve_window(
     if torch.compiler.is_dynamo_compiling() and is_any_length(x.shape[1]):
         return _any_window(x, filters, past), known[:, x.shape[1] :].clone()
     is_long = not isinstance(x.shape[1], torch.SymInt) and x.shape[1] >= _LONG and x.numel() > 0
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         if filters.shape[0] <= _LONG and is_long:
             y = shifted_products(x, past, filters.flip(0), None)
         elif is_long:

@@ -24,7 +24,7 @@ from recurra.checks import choose, require, require_at_least, require_positive
 from recurra.layers.convolution import causal_convolution
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
-from recurra.ops._operator import OneNode, is_any_length
+from recurra.ops._operator import OneNode, is_any_length, without_autocast
 from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
 
@@ -128,7 +128,7 @@ def _run_channels_by_convolution(x: Tensor, ssm: ChannelSSM, h0: Tensor | None =
     """`run_channels` in O(L log L) by the fast Fourier transform, for B and L of at least 1."""
     length = x.shape[1]
     block = 1 << (length.bit_length() + 1) // 2
-    with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for powers
+    with without_autocast(x):  # bfloat16 is too coarse for powers
         # a^t as (a^m)^i a^j for t = i m + j: within (D, m, n) a block, and jumps (D, I + 1, n) over the blocks
         within = _powers(ssm.a, block)
         jumps = _powers(within[:, -1] * ssm.a, -(-length // block) + 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recurra.checks import choose, require
 from recurra.layers.norms import at_least_float32
+from recurra.ops._operator import without_autocast
 
 _Activation = Callable[[Tensor], Tensor]
 
@@ -110,7 +111,7 @@ class DataTransition(_Transition):
 
     def forward(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Compute |a_n| and arg(a_n) in radians."""
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             projected = self.projection(x.to(self.projection.bias.dtype))  # a packed weight has to be unpacked
         return self._polar(*projected.chunk(2, -1))
 

@@ -89,4 +89,4 @@ class GateLoop(Mixer):
         return self.output_projection(y if self.output_gate is None else self.output_gate(x, y)), GateLoopState(h)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.n_heads, -1))
+        return x.view(x.shape[0], x.shape[1], self.n_heads, x.shape[2] // self.n_heads)

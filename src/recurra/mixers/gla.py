@@ -13,6 +13,7 @@ from recurra.checks import require_heads, require_positive, require_whole_number
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 
@@ -82,7 +83,7 @@ class GatedLinearAttention(Mixer):
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         a, _ = self.transition(x)
         q, k, v, a = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in (*qkv, a))
-        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+        with without_autocast(x):  # its matrix products would round sums to bfloat16
             q, k, a = q * q.shape[-1] ** -0.5, mask_fill(k, mask, 0), mask_fill(a, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, a, state=h0), a, state.h)
         y = (self.norm(y).flatten(-2) * functional.silu(gate)).to(x.dtype)

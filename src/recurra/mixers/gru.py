@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
-from recurra.ops._operator import OneNode, is_any_length, transforms_are_active
+from recurra.ops._operator import OneNode, is_any_length, transforms_are_active, without_autocast
 from recurra.ops.cells._gru_steps import kernels_take
 from recurra.ops.cells.gru import HiddenWeights, gru_after, gru_after_reference
 
@@ -64,13 +64,13 @@ class GRU(Mixer):
         return self.cell.weight_hh, self.cell.bias_hh
 
     def _one_step(self, projected: Tensor, h: Tensor, weights: HiddenWeights) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", enabled=False):
+        with without_autocast(projected):
             return gru_after_reference(projected, h, weights)
 
     def _by_torch(self, x: Tensor, h: Tensor) -> tuple[Tensor, GRUState]:
         """Call nn.GRU's own function, as torch.compile refuses the module."""
         cell = self.cell
-        with torch.autocast(x.device.type, enabled=False):  # on a GPU it would take the state down to 16 bits
+        with without_autocast(x):  # on a GPU it would take the state down to 16 bits
             if transforms_are_active():  # torch.gru has no rules for them
                 projected = functional.linear(x.to(h.dtype), cell.weight_ih, cell.bias_ih)
                 y, last = gru_after_reference(projected, h, HiddenWeights(*self._of_state()))

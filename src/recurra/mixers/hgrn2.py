@@ -11,6 +11,7 @@ from recurra.checks import require_heads, require_probability
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 _EXPANSION = 128  # channels a head in the published language models
@@ -66,7 +67,7 @@ class HGRN2(Mixer):
         o, i = at_least_float32(self.output_input(x)).chunk(2, -1)
         k = self._key(x)
         q, k, v, f = (part.unflatten(-1, (self.n_heads, -1)) for part in (functional.silu(o), k, i, 1 - k))
-        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+        with without_autocast(x):  # its matrix products would round sums to bfloat16
             q, k, f = q * q.shape[-1] ** -0.5, mask_fill(k, mask, 0), mask_fill(f, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, f, state=h0), f, state.h)
         return self.output_projection(self.norm(y.flatten(-2)).to(x.dtype)), HGRN2State(h)

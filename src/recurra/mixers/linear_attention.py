@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,6 +10,7 @@ from recurra.checks import require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 _EPSILON = 1e-6  # as in the published code
@@ -65,7 +65,7 @@ class LinearAttention(Mixer):
     def mix(self, x: Tensor, state: LinearAttentionState, mask: Tensor | None) -> tuple[Tensor, LinearAttentionState]:
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         never = v.new_ones(()).expand(*v.shape[:3], 1)
-        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+        with without_autocast(x):  # its matrix products would round sums to bfloat16
             q, k = _elu_plus_one(q), mask_fill(_elu_plus_one(k), mask, 0)
             v = functional.pad(v, (0, 1), value=1.0) if self.normaliser else v
             y, h = self.recur(lambda h0: gate_loop(q, k, v, never, state=h0), never, state.h)

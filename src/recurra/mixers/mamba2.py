@@ -15,6 +15,7 @@ from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 _PUBLISHED_HEAD = 64  # channels
@@ -105,7 +106,7 @@ class Mamba2(Mixer):
         b, c = (spread_over_heads(part.unflatten(-1, (self.n_groups, -1)), self.n_heads) for part in (b, c))
         step = self._step_sizes(step, mask)
         transition = torch.exp(step * self._eigenvalues())[..., None]
-        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+        with without_autocast(x):  # its matrix products would round sums to bfloat16
             y, h = gate_loop(c, b, step[..., None] * u, transition, state=state.h)
         y = (y + at_least_float32(self.skip)[:, None] * u).flatten(-2)
         y = self.norm(y * functional.silu(at_least_float32(z)))

@@ -17,6 +17,7 @@ from recurra.layers.positions import turn, turned
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 _PUBLISHED_HEAD = 64  # channels
@@ -135,7 +136,7 @@ class Mamba3(Mixer):
         scale = now * _of_next_steps(transition, mask, 1.0)[:, 1:] + again[:, 1:]
         b_turned, c_turned, dots = turned(b, c, angles, scale)
         keys, values = _of_steps_before(again[:, 0] * state.b, b_turned, mask), _of_steps_before(state.u, u, mask)
-        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+        with without_autocast(x):  # its matrix products would round sums to bfloat16
             y, h = gate_loop(c_turned, mask_fill(keys, mask, 0), values, transition, state=state.h)
         written = _last_counted(torch.zeros_like(state.b), b_turned, mask)
         h = h + written[..., None] * _last_counted(state.u, u, mask)[:, :, None]

@@ -12,6 +12,7 @@ from recurra.checks import require_at_least, require_heads
 from recurra.layers.features import LOWEST, positive_features
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 
@@ -66,7 +67,7 @@ class Performer(Mixer):
 
     def mix(self, x: Tensor, state: PerformerState, mask: Tensor | None) -> tuple[Tensor, PerformerState]:
         q, k, v = (at_least_float32(p).unflatten(-1, (self.n_heads, -1)) for p in self.qkv(x).chunk(3, -1))
-        with torch.autocast(x.device.type, enabled=False):  # exponents in bfloat16 would be off by whole factors
+        with without_autocast(x):  # exponents in bfloat16 would be off by whole factors
             start = torch.where(state.h[..., -1] > 0, state.peak, LOWEST).detach()
             q, k, rows = q * self.d_head**-0.25, k * self.d_head**-0.25, at_least_float32(self.features).T
             queries, keys, decay, peak = positive_features(q @ rows, k @ rows, k.square().sum(-1) / 2, start, mask)

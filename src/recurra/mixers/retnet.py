@@ -12,6 +12,7 @@ from recurra.layers.norms import at_least_float32
 from recurra.layers.positions import phases, rotate
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 
@@ -69,7 +70,7 @@ class Retention(Mixer):
         angles = phases(positions, self.d_k)[..., None, :]
         k = mask_fill(rotate(k * self.d_k**-0.5, angles), mask, 0)
         h = self._turned_on(state.h, n_steps)
-        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+        with without_autocast(x):  # its matrix products would round sums to bfloat16
             y, h = gate_loop(
                 rotate(q, angles), k, v, mask_fill(self._gammas(v)[:, None].expand(*v.shape[:3], 1), mask, 1), state=h
             )

@@ -12,6 +12,7 @@ from torch.nn import functional
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
+from recurra.ops._operator import without_autocast
 from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 
 
@@ -76,7 +77,7 @@ class SLSTM(Mixer):
         """Return the forget gate and its phase, which is 0, for every channel, after `state`; None starts a stream."""
         projected, weights, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
         before = parts.h[:, None]
-        with torch.autocast(x.device.type, enabled=False):  # as `mix` does
+        with without_autocast(x):  # as `mix` does
             if x.shape[1] > 1:
                 before = torch.cat([before, slstm_sequence(projected, weights, parts)[0][:, :-1]], 1)
             recurrent = torch.einsum("blhd,hde->blhe", before, weights.chunk(4, -1)[2])
@@ -85,7 +86,7 @@ class SLSTM(Mixer):
 
     def mix(self, x: Tensor, state: SLSTMState, mask: None) -> tuple[Tensor, SLSTMState]:
         projected, weights, parts = self._parts(x, state)
-        with torch.autocast(x.device.type, enabled=False):  # it would round the state to bfloat16 at every step
+        with without_autocast(x):  # it would round the state to bfloat16 at every step
             y, last = slstm_sequence(projected, weights, parts)
         y = functional.layer_norm(y, y.shape[-1:]).flatten(-2) * self.norm_weight
         return y.to(x.dtype), SLSTMState(*(part.flatten(1) for part in last))
