@@ -2,12 +2,16 @@
 
     python -m benchmarks.mixers
     python -m benchmarks.mixers --only mamba gateloop --updates 20
+    python -m benchmarks.mixers --calls
 
 3 blocks of 384 channels with feed-forward networks of 1,024, 1,000 tokens, embedding and head tied. An update reads 8
 sequences of 256 tokens in float32; the Transformer is the same stack with rotary attention, and takes its updates in
 turn with each model in one process. So does a Transformer of the model's size: its feed-forward networks are so wide
 that both have as many parameters. A token is a step of one stream, after 1,000 tokens, through the model prepared for
 decoding; its time is the median of blocks of 8 tokens.
+
+With --calls, it is the price of small calls alone: one step through a mixer of 64 channels without gradients, and 16
+steps with their gradients, in microseconds beside torch.nn.GRU's on one thread; the least of many.
 """
 
 import argparse
@@ -15,6 +19,8 @@ import inspect
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.table import cpu_name
 from benchmarks.timing import interleaved, median_ratio
-from recurra import list_mixers
+from recurra import create_mixer, list_mixers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import detach
@@ -122,16 +128,48 @@ def measured(name: str, n_updates: int) -> dict[str, Any]:
     }
 
 
+def microseconds(call: Callable[[], Any], rounds: int = 300) -> float:
+    """The least time of a call, of `rounds` after 20 unmeasured ones."""
+    times = []
+    for _ in range(20 + rounds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1e6 * min(times[20:])
+
+
+def calls(names: list[str], d_model: int = 64) -> Table:
+    """The price of small calls."""
+    torch.set_num_threads(1)
+    step, steps = torch.randn(1, 1, d_model), torch.randn(1, 16, d_model, requires_grad=True)
+    table = Table("mixer", "us a step", "us of 16 steps, forward and backward")
+    gru = torch.nn.GRU(d_model, d_model, batch_first=True)
+    for name, mixer in (("torch.nn.GRU", gru), *((name, create_mixer(name, d_model)) for name in names)):
+        state = detach(mixer(steps)[1])
+        with torch.no_grad():
+            alone = microseconds(partial(mixer, step, state))
+        table.add_row(name, f"{alone:.0f}", f"{microseconds(partial(_update, mixer, steps)):.0f}")
+    return table
+
+
+def _update(mixer: torch.nn.Module, steps: torch.Tensor) -> None:
+    mixer(steps)[0].sum().backward()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list_mixers(), default=list_mixers())
     parser.add_argument("--updates", type=int, default=7, help="timed updates of each model (default: 7)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--calls", action="store_true", help="time small calls instead")
     arguments = parser.parse_args()
+    if arguments.calls:
+        Console(width=140).print(calls(arguments.only))
+        return
     torch.set_num_threads(arguments.threads)
     keep_large_blocks()
     results = {name: measured(name, arguments.updates) for name in track(arguments.only, transient=True)}
-    columns = ("parameters", "state, bytes", "tokens/s", "over the Transformer's")
+    columns: tuple[str, ...] = ("parameters", "state, bytes", "tokens/s", "over the Transformer's")
     columns += ("over one's of its size", "ms a token", "export", "lines")
     table = Table("mixer", *columns)
     for name, found in results.items():
