@@ -122,33 +122,21 @@ def _gates(a, rest, per_channel, long, one):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _step_again(k, v, a, before, after, d_v, rest, n, per_channel, long, one):  # type: ignore[no-untyped-def]
-    """Take the same step in a block of key channels, between transposed states."""
-    k_t, a_t = load_part(k, 0, rest, long), _gates(a, rest, per_channel, long, one)
-    for j in range(d_v):
-        at = j * width_of(long)
-        kv = spread(load(v, j * n, one), long) * k_t
-        store(after, at, long, multiply_add(a_t, load(before, at, long), kv))
-
-
-@compile_inline
 def _step_back(  # type: ignore[no-untyped-def]
-    dy, q, k, v, a, before, after, c, sums, dq, dk, da, d_v, rest, n, per_channel, is_first, long, short, one
+    dy, q, k, v, a, h, c, sums, dk, da, d_v, rest, n, per_channel, is_first, long, short, one
 ):
-    """Take one step back in a block of key channels, between transposed states and with a transposed carry."""
+    """Take one step back in a block of key channels, with the transposed state before it and a transposed carry."""
     q_t, k_t = conjugate(load_part(q, 0, rest, long)), conjugate(load_part(k, 0, rest, long))
     a_t = conjugate(_gates(a, rest, per_channel, long, one))
-    dq_t, dk_t, da_t = zeros(long), zeros(long), zeros(long)
+    dk_t, da_t = zeros(long), zeros(long)
     for j in range(d_v):
         at = j * width_of(long)
         dy_j, v_j = spread(load(dy, j * n, one), long), spread(load(v, j * n, one), long)
         g = multiply_add(dy_j, q_t, load(c, at, long))
-        dq_t = multiply_add(dy_j, conjugate(load(after, at, long)), dq_t)
         dk_t = multiply_add(conjugate(v_j), g, dk_t)
-        da_t = multiply_add(conjugate(load(before, at, long)), g, da_t)
+        da_t = multiply_add(conjugate(load(h, at, long)), g, da_t)
         store(c, at, long, a_t * g)
         store(sums, j * width_of(short), short, folded(k_t * g))
-    store_part(dq, 0, rest, long, dq_t)
     store_part(dk, 0, rest, long, dk_t)
     if per_channel:
         store_part(da, 0, rest, long, da_t)
@@ -159,15 +147,15 @@ def _step_back(  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _step_for_q(dy, k, v, a, h, dq, d_v, rest, n, per_channel, long, one):  # type: ignore[no-untyped-def]
-    """Take a step again in a block of key channels, from and to one transposed state, for dq."""
+def _step_for_q(dy, k, v, a, h, after, dq, d_v, rest, n, per_channel, long, one):  # type: ignore[no-untyped-def]
+    """Take a step again in a block of key channels, between transposed states, for dq."""
     k_t, a_t, dq_t = load_part(k, 0, rest, long), _gates(a, rest, per_channel, long, one), zeros(long)
     for j in range(d_v):
         at = j * width_of(long)
         kv = spread(load(v, j * n, one), long) * k_t
         h_j = multiply_add(a_t, load(h, at, long), kv)
         dq_t = multiply_add(spread(load(dy, j * n, one), long), conjugate(h_j), dq_t)
-        store(h, at, long, h_j)
+        store(after, at, long, h_j)
     store_part(dq, 0, rest, long, dq_t)
 
 
@@ -267,30 +255,29 @@ def backward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
                         _turn(at, columns, states, width, in_block, d_v, n, one)
                         for t in range(first, stop):
                             per = per_channel * offset
-                            before = states + (t - first) * state
+                            h = states + (t - first) * state
+                            _fetch(dy, s, t + _AHEAD, head, columns, size, short)
                             _fetch(k, s, t + _AHEAD, head, channels, size, short)
                             _fetch(v, s, t + _AHEAD, head, columns, size, short)
                             _fetch(a, s, t + _AHEAD, head, n, size, short)
-                            _step_again(
-                                _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
-                                _row(a, s, t, head, size) + per, before, before + state, d_v, rest, n, per_channel,
-                                long, one,
+                            _fetch(dq, s, t + _AHEAD, head, channels, size, short)
+                            _step_for_q(
+                                _row(dy, s, t, head, size), _row(k, s, t, head, size) + offset,
+                                _row(v, s, t, head, size), _row(a, s, t, head, size) + per, h, h + state,
+                                _row(dq, s, t, head, size) + offset, d_v, rest, n, per_channel, long, one,
                             )  # fmt: skip
                         for t in range(stop - 1, first - 1, -1):
                             per = per_channel * offset
-                            before = states + (t - first) * state
                             _fetch(dy, s, t - _AHEAD, head, columns, size, short)
                             _fetch(q, s, t - _AHEAD, head, channels, size, short)
-                            _fetch(dq, s, t - _AHEAD, head, channels, size, short)
                             _fetch(dk, s, t - _AHEAD, head, channels, size, short)
                             _fetch(dv, s, t - _AHEAD, head, columns, size, short)
                             _step_back(
                                 _row(dy, s, t, head, size), _row(q, s, t, head, size) + offset,
                                 _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
-                                _row(a, s, t, head, size) + per, before, before + state, c, to_sum,
-                                _row(dq, s, t, head, size) + offset, _row(dk, s, t, head, size) + offset,
-                                _row(da, s, t, head, size) + per, d_v, rest, n, per_channel, block == 0, long, short,
-                                one,
+                                _row(a, s, t, head, size) + per, states + (t - first) * state, c, to_sum,
+                                _row(dk, s, t, head, size) + offset, _row(da, s, t, head, size) + per, d_v, rest, n,
+                                per_channel, block == 0, long, short, one,
                             )  # fmt: skip
                             _add_up(to_sum, _row(dv, s, t, head, size), d_v, n, block == 0, size, short)
                     _turn(c, width, dstate + entering, columns, d_v, in_block, n, one)
@@ -330,7 +317,7 @@ def backward_kernel_without_gates(number: str, is_complex: bool, vectors: int) -
                         _fetch(dq, s, t + _AHEAD, head, channels, size, short)
                         _step_for_q(
                             _row(dy, s, t, head, size), _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
-                            _row(a, s, t, head, size) + per, c, _row(dq, s, t, head, size) + offset, d_v, rest, n,
+                            _row(a, s, t, head, size) + per, c, c, _row(dq, s, t, head, size) + offset, d_v, rest, n,
                             per_channel, long, one,
                         )  # fmt: skip
                     _fill(c, d_v * width, long)
