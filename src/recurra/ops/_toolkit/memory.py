@@ -31,10 +31,17 @@ def _madvise() -> ctypes._CFuncPtr | None:
 def empty_result(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return dense memory for a result of the shape, type (unless given) and device of `like`, for the caller to fill.
 
-    For large results on the CPU it asks the system for huge pages in the part of the memory that holds whole ones. This
-    is advice: a system that has no such pages left gives small ones. A fake tensor has no memory to advise on.
+    If it is large, in huge pages.
     """
-    result = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    return in_huge_pages(torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format))
+
+
+def in_huge_pages(result: Tensor) -> Tensor:
+    """Return `result`, dense memory that nobody has written to, and ask for huge pages if it is large and on the CPU.
+
+    They are for the part of the memory that holds whole ones. This is advice: a system that has no such pages left
+    gives small ones. A fake tensor has no memory to advise on.
+    """
     is_large = type(result) is Tensor and result.nbytes >= _LARGE and result.device.type == "cpu"
     if is_large and (madvise := _madvise()) is not None:
         start = -(-result.data_ptr() // _HUGE) * _HUGE

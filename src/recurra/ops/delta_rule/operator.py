@@ -21,6 +21,7 @@ from recurra.ops._operator import (
     without_autocast,
 )
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING, choose_backend
+from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.delta_rule.reference import chunk, recurrent
 from recurra.ops.gate_loop.reference import check_shape
 
@@ -95,7 +96,8 @@ def _check(q, k, v, a, b, state, keep=False, backend="auto"):  # type: ignore[no
 def _allocate(q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[no-untyped-def]
     u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
     # numbers: torch takes twice as long to read a torch.Size
-    return v.new_empty(*v.shape), state.new_empty(*state.shape), v.new_empty(*u), state.new_empty(*kept)
+    u, kept = in_huge_pages(v.new_empty(*u)), in_huge_pages(state.new_empty(*kept))
+    return empty_result(v), state.new_empty(*state.shape), u, kept
 
 
 @cache
@@ -177,7 +179,7 @@ _back = Operator(
     f'delta_rule_fused_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u, Tensor kept, str backend="auto") -> '
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     check=_check_back,
-    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(*x.shape) for x in inputs[:6]),
+    allocate=lambda dy, dlast, *inputs: tuple(map(empty_result, inputs[:6])),
     run=_run_back,
     # the state again, and seven products with their sums
     flops=lambda dy, dlast, q, k, v, *_: 16 * math.prod(q) * v[-1],

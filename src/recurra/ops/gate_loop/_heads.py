@@ -7,6 +7,7 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads
+from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.gate_loop.reference import chunk
 
 _NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
@@ -87,7 +88,8 @@ def _check(q, k, v, a, state=None, keep=False):  # type: ignore[no-untyped-def]
 
 
 def _allocate(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
-    return v.new_empty(*v.shape), state.new_empty(*state.shape), state.new_empty(*(_kept_shape(q, v) if keep else (0,)))
+    kept = in_huge_pages(state.new_empty(*(_kept_shape(q, v) if keep else (0,))))
+    return empty_result(v), state.new_empty(*state.shape), kept
 
 
 def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
@@ -119,7 +121,7 @@ def _check_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-unt
 
 def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
     gates = a if with_gates else a[..., :0]
-    return *(x.new_empty(x.shape) for x in (q, k, v, gates)), q.new_empty(_state_shape(q, v))
+    return *map(empty_result, (q, k, v, gates)), q.new_empty(_state_shape(q, v))
 
 
 def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]

@@ -21,6 +21,7 @@ from recurra.ops._operator import (
     span_of_job,
     transforms_are_active,
 )
+from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.scan.operator import differentiable_scan
 from recurra.ops.scan.reference import linear_scan_reference
 
@@ -177,11 +178,8 @@ def _check_back(  # type: ignore[no-untyped-def]
 def _allocate(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
     batch, length, *row = q.shape
     states = batch, length if keep else 1, *row  # numbers: torch takes twice as long to read a torch.Size
-    return (
-        q.new_empty(batch, length, *row),
-        a_re.new_empty(*states),
-        a_re.new_empty(*states if a_im is not None else (0,)),
-    )
+    planes = a_re.new_empty(*states), a_re.new_empty(*states if a_im is not None else (0,))
+    return in_huge_pages(q.new_empty(batch, length, *row)), *map(in_huge_pages, planes)
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -231,7 +229,7 @@ def _allocate_back(  # type: ignore[no-untyped-def]
     dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend
 ):
     inputs = [q, k, v, a_re, x0_re] if a_im is None else [q, k, v, a_re, a_im, x0_re, x0_im]
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    return [empty_result(x) for x in inputs]
 
 
 def _run_back(  # type: ignore[no-untyped-def]

@@ -17,6 +17,7 @@ from torch import Tensor
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.ops._operator import HALF, Differentiable, Operator, addresses, transforms_are_active, usable_threads
 from recurra.ops._toolkit.backends import choose_backend
+from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.selective_scan.reference import at_once, in_pieces
 
 _INPUTS = "Tensor x, Tensor step, Tensor a, Tensor b, Tensor c, Tensor h0"
@@ -68,7 +69,8 @@ def _work(x: Tensor, n_modes: int) -> tuple[tuple[int, ...], Tensor, dict[str, i
 
 def _allocate(x, step, a, b, c, h0, keep, backend="auto"):  # type: ignore[no-untyped-def]
     # not torch.empty, whose type and device a caller may have changed for all of torch
-    return x.new_empty(x.shape), h0.new_empty(h0.shape), h0.new_empty(_kept_shape(x, a.shape[1], keep, backend))
+    kept = in_huge_pages(h0.new_empty(_kept_shape(x, a.shape[1], keep, backend)))
+    return empty_result(x), h0.new_empty(h0.shape), kept
 
 
 def _run(results, x, step, a, b, c, h0, keep, backend="auto"):  # type: ignore[no-untyped-def]
@@ -95,7 +97,7 @@ def _check_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type:
 
 def _allocate_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
     da = a.new_empty(a.shape[::-1]).t()
-    return [x.new_empty(x.shape), x.new_empty(x.shape), da, *(t.new_empty(t.shape) for t in (b, c, h0))]
+    return [empty_result(x), empty_result(x), da, *(t.new_empty(t.shape) for t in (b, c, h0))]
 
 
 def _run_back(results, dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
