@@ -67,6 +67,45 @@ def test_odd_sizes(channels, kind):
             assert torch.equal(numba[1], reference[1])
 
 
+def run_complex(inputs, chosen, backend):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = gate_loop(*inputs[:4], state=inputs[4], mode="fused", backend=backend)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, dtype=torch.complex128, generator=generator).to(x.dtype) for x in outputs]
+    value = sum((weights[i].conj() * outputs[i]).real.sum() for i in chosen)
+    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+
+
+@pytest.mark.parametrize("channels", ODD_SIZES)
+def test_complex_outputs_at_odd_sizes(channels):
+    for batch, length, dtype in itertools.product((1, 3), (1, 2, 9), (torch.float32, torch.float64)):
+        q, k, v = torch.randn(3, batch, length, channels, 1, dtype=torch.float64).to(dtype)
+        a = torch.randn(batch, length, channels, 1, dtype=torch.complex128).to(dtype.to_complex()) / 2
+        inputs = q, k, v, a, torch.randn(batch, channels, 1, 1, dtype=dtype.to_complex())
+        for chosen in ([0], [1], [0, 1]):
+            numba, reference = (run_complex(inputs, chosen, backend) for backend in ("auto", "reference"))
+            assert_near(numba, reference, 1e-13 if dtype == torch.float64 else 1e-5)
+        with torch.no_grad():  # which keeps no states
+            y, last = gate_loop(*inputs[:4], state=inputs[4])
+        assert torch.equal(y, numba[0])
+        assert torch.equal(last, numba[1])
+
+
+def test_complex_outputs_of_any_layout():
+    q, k, v, a = torch.randn(4, 2, 7, 20, 1, 2).unbind()
+    a, state = torch.view_as_complex(a / 2).conj(), torch.randn(2, 20, 1, 1, dtype=torch.cfloat).conj()
+    inputs = q[..., 0], k[..., 1], v[:1, ..., 0].expand(2, 7, 20, 1), a, state
+    dense = [x.resolve_conj().contiguous() for x in inputs]
+    assert_near(run_complex(inputs, [0, 1], "auto"), run_complex(dense, [0, 1], "reference"), 1e-5)
+
+
+def test_second_derivatives_of_complex_outputs():
+    q, k, v = torch.randn(3, 1, 3, 2, 1, dtype=torch.float64, requires_grad=True)
+    a, state = (torch.randn(*n, dtype=torch.complex128, requires_grad=True) for n in ((1, 3, 2, 1), (1, 2, 1, 1)))
+    function = lambda q, k, v, a, state: gate_loop(q, k, v, a, state=state, mode="fused")  # noqa: E731
+    assert gradgradcheck(function, (q, k, v, a, state))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_combination_of_outputs_sends_its_gradient_back(kind):
     """y, the states and the last state, each alone and together; the others have no gradient."""

@@ -104,6 +104,16 @@ def of_fused():
     return cases | {f"backward, {name}": it for name, it in backward.items()}
 
 
+def of_complex():
+    x = {name: ones(4, 6, 70) for name in "qkv"} | {"a": ones(4, 6, 70) + 0j, "x0": ones(4, 70) + 0j}
+    cases = each_wrong(in_order(ops.gate_loop_complex, True), x, [*x][1:])
+    given = {"dy": x["a"], "dlast": x["x0"]} | x | {"h": x["a"]}
+    backward = each_wrong(in_order(ops.gate_loop_complex_backward), given, [name for name in given if name != "q"])
+    cases["q of half precision"] = (lambda: ops.gate_loop_complex(*(t.half() for t in x.values()), True), "q")
+    cases["real gates"] = (lambda: ops.gate_loop_complex(*(t.real for t in x.values()), True), "a")
+    return cases | {f"backward, {name}": it for name, it in backward.items()}
+
+
 def of_heads(name, *options):
     """The GateLoop with heads: `name` is that of the operator, "gate_loop_chunk" or "gate_loop_heads"."""
     x = {"q": ones(2, 5, 3, 4), "k": ones(2, 5, 3, 4), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1)}
@@ -284,7 +294,7 @@ def of_fake_results():
 
 
 ROOMS = {
-    "scan": of_scan, "out": of_out, "fused": of_fused, "chunk": of_chunk,
+    "scan": of_scan, "out": of_out, "fused": of_fused, "complex": of_complex, "chunk": of_chunk,
     "heads": lambda: of_heads("gate_loop_heads", True), "front": of_the_front_doors, "products": of_products,
     "others": of_other_operators, "cells": of_cells, "saved": of_saved_tensors, "fake": of_fake_results,
 }  # fmt: skip

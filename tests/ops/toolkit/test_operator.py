@@ -42,6 +42,15 @@ def of_fused_backward():
     return [draw(2, 5, 7), None, draw(2, 5, 7), draw(2, 7), None, *inputs, draw(2, 5, 7), draw(2, 5, 7)]
 
 
+def of_complex(keep=True):
+    return [*(draw(2, 5, 7) for _ in "qkv"), draw(2, 5, 7, dtype=torch.cfloat), draw(2, 7, dtype=torch.cfloat), keep]
+
+
+def of_complex_backward():
+    *inputs, _ = of_complex()
+    return [draw(2, 5, 7, dtype=torch.cfloat), None, *inputs, draw(2, 5, 7, dtype=torch.cfloat)]
+
+
 def of_heads(keep=True):
     return [draw(2, 35, 2, 5), draw(2, 35, 2, 5), draw(2, 35, 2, 6), draw(2, 35, 2, 5), draw(2, 2, 5, 6), keep]
 
@@ -76,6 +85,9 @@ CASES = {
     "gate_loop_fused, real": (lambda: of_fused(1, keep=False), 4 * 70),
     "gate_loop_fused, bfloat16": (lambda: of_fused(2, torch.bfloat16, False), 9 * 70),
     "gate_loop_fused_backward": (of_fused_backward, 19 * 70),
+    "gate_loop_complex": (of_complex, 10 * 70),
+    "gate_loop_complex, nothing kept": (lambda: of_complex(False), 10 * 70),
+    "gate_loop_complex_backward": (of_complex_backward, 22 * 70),
     "gate_loop_heads": (of_heads, 5 * 140 * 30),
     "gate_loop_heads, nothing kept": (lambda: of_heads(False), 5 * 140 * 30),
     "gate_loop_heads_backward": (of_heads_backward, 14 * 140 * 30),
@@ -148,6 +160,11 @@ def test_forward_derivatives_are_refused_rather_than_lost(case):
         jvp(lambda first: operator(first, *rest), (first,), (first,))
 
 
+def by_complex(q, k, v, a, x0, _):
+    h = linear_scan_reference(a, (k * v).to(a.dtype), x0, reverse=False)
+    return q * h, h[:, -1]
+
+
 def by_planes(q, k, v, a_re, a_im, x0_re, x0_im, _):
     y, states, _ = _fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))
     return [y, *(plane for plane in states if plane is not None)]
@@ -159,6 +176,8 @@ RECORDED = {
     "gate_loop_fused, the last state alone": (
         lambda: of_fused(1, keep=False), lambda *x: [y if n == 0 else y[:, -1:] for n, y in enumerate(by_planes(*x))]
     ),
+    "gate_loop_complex": (of_complex, by_complex),
+    "gate_loop_complex, nothing kept": (lambda: of_complex(False), by_complex),
     "gate_loop_heads": (of_heads, lambda *x: recurrent(*x[:5], "reference")),
     "delta_rule_fused": (of_delta_rule, delta_modes.recurrent),
     "delta_rule": (of_delta_rule, delta_modes.recurrent),
@@ -175,7 +194,7 @@ def test_a_bare_operator_records_a_gradient(name):
     expected = reference(*arguments)
     actual = getattr(ops, name.partition(",")[0])(*arguments)
     for outputs in (expected, [actual] if isinstance(actual, torch.Tensor) else actual[: len(expected)]):
-        found.append(torch.autograd.grad(sum(y.square().sum() for y in outputs), leaves))
+        found.append(torch.autograd.grad(sum((y * y.conj()).real.sum() for y in outputs), leaves))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 

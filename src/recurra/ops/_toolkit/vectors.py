@@ -195,6 +195,40 @@ def as_real(typing_context: Any, x: Any) -> Any:
     return Vector(lanes)(x), lambda context, builder, sig, args: args[0]
 
 
+@intrinsic
+def as_complex(typing_context: Any, x: Any) -> Any:
+    """Make complex pairs of real numbers, with imaginary parts of 0: a vector of twice the width."""
+    kind = Vector(Lanes("float64" if x.is_double else "float32", 2 * x.width, True))
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        mask = [lane // 2 + lane % 2 * x.width for lane in range(kind.width)]
+        nothing = _alternating(x.ir, 0.0, 0.0)
+        return builder.shuffle_vector(args[0], nothing, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
+
+    return kind(x), generate
+
+
+@intrinsic
+def scaled(typing_context: Any, x: Any, z: Any) -> Any:
+    """Multiply complex pairs z by real numbers x, one for each pair, part by part."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return builder.fmul(_shuffle(builder, args[0], [lane // 2 for lane in range(z.width)]), args[1])
+
+    return z(x, z), generate
+
+
+@intrinsic
+def real_parts(typing_context: Any, z: Any) -> Any:
+    """Give the real parts of complex pairs: a vector of half the width."""
+    kind = Vector(Lanes("float64" if z.is_double else "float32", z.width // 2))
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return _shuffle(builder, args[0], list(range(0, z.width, 2)))
+
+    return kind(z), generate
+
+
 def _place(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
     return builder.add(address, builder.mul(index, ir.Constant(index.type, lanes.n_bytes)))
 

@@ -1,4 +1,4 @@
-"""The max-headed GateLoop (d_h = 1) on the CPU: one kernel forward, one for all gradients.
+"""The max-headed GateLoop (d_h = 1) on the CPU: one kernel forward, one for all gradients; and both for complex y.
 
     forward   h_t = a_t h_{t-1} + k_t v_t;  y_t = q_t Re h_t
     backward  g_t = dy_t q_t + dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the step that follows;
@@ -6,7 +6,8 @@
               dh_0 = conj(a_1) g_1
 
 Complex numbers are two planes (real, imaginary). A real recurrence leaves the imaginary ones alone, and the compiler
-drops what only they need. q, k, v, y and their gradients can be bfloat16; transitions and states cannot.
+drops what only they need. For complex y they are interleaved instead, as in torch. In planes, q, k, v, y and their
+gradients can be bfloat16; transitions and states cannot.
 
 A tensor is passed as (address, batch stride, time stride), with its channels next to each other. The walk is that of
 the linear scan: whole rows, step by step, because only along such streams does the hardware fetch ahead. States with a
@@ -20,7 +21,18 @@ from functools import cache
 from numba import prange
 
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_function, compile_inline
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, prefetch, store, width_of
+from recurra.ops._toolkit.vectors import (
+    WIDTH,
+    Lanes,
+    as_complex,
+    conjugate,
+    load,
+    prefetch,
+    real_parts,
+    scaled,
+    store,
+    width_of,
+)
 
 _AHEAD = 2048  # channels: how far ahead of the walk rows are prefetched
 
@@ -182,3 +194,89 @@ def plane_kernels(plane: str) -> tuple[Callable, Callable]:
             store(z, 2 * i + 1, one, load(im, i, one))
 
     return compile_function(take_apart), compile_function(join)
+
+
+# Complex y. A tensor of D complex channels is 2 D floats wide; q, k and v are real, and D wide.
+
+
+@compile_inline
+def _complex_row(q, k, v, a, x, h, y, far, start, stop, io, pairs):  # type: ignore[no-untyped-def]
+    """Take one step forward over a part of a row; `far` steps ahead lie the rows to fetch: floats of q, k, v and a."""
+    far_q, far_k, far_v, far_a = far
+    for d in range(start, stop, width_of(io)):
+        prefetch(q, d + far_q, io)
+        prefetch(k, d + far_k, io)
+        prefetch(v, d + far_v, io)
+        prefetch(a, 2 * d + far_a, io)
+        prefetch(a, 2 * d + WIDTH + far_a, io)
+        h_t = load(a, 2 * d, pairs) * load(x, 2 * d, pairs) + as_complex(load(k, d, io) * load(v, d, io))
+        store(h, 2 * d, pairs, h_t)
+        store(y, 2 * d, pairs, scaled(load(q, d, io), h_t))
+
+
+@compile_inline
+def _complex_row_back(dy, q, k, v, a, h, x, dq, dk, dv, da, c, start, stop, io, pairs):  # type: ignore[no-untyped-def]
+    """Take one step backward over a part of a row; x is the state that entered the step, c the carry."""
+    for d in range(start, stop, width_of(io)):
+        dy_t = load(dy, 2 * d, pairs)
+        g = scaled(load(q, d, io), dy_t) + load(c, 2 * d, pairs)
+        store(dq, d, io, real_parts(dy_t * conjugate(load(h, 2 * d, pairs))))
+        store(dk, d, io, real_parts(g) * load(v, d, io))
+        store(dv, d, io, real_parts(g) * load(k, d, io))
+        store(da, 2 * d, pairs, g * conjugate(load(x, 2 * d, pairs)))
+        store(c, 2 * d, pairs, conjugate(load(a, 2 * d, pairs)) * g)
+
+
+def _make_complex_forward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes) -> Kernel:
+    n = io.n_bytes
+
+    def forward(q, k, v, a, x0, y, h, batch, length, row, span):  # type: ignore[no-untyped-def]
+        spans, ahead = (row + span - 1) // span, max(1, _AHEAD // row)
+        far, near = (ahead * q[2], ahead * k[2], ahead * v[2], ahead * a[2]), (0, 0, 0, 0)
+        for job in prange(batch * spans):
+            b, start = job // spans, (job % spans) * span
+            stop = min(row, start + span)
+            middle = start + (stop - start) // WIDTH * WIDTH
+            x = x0 + 2 * n * b * row
+            for t in range(length):
+                q_t, k_t, v_t, a_t = _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n), _at(a, b, t, n)
+                h_t, y_t = _at(h, b, t, n), _at(y, b, t, n)
+                _complex_row(q_t, k_t, v_t, a_t, x, h_t, y_t, far, start, middle, io, pairs)
+                _complex_row(q_t, k_t, v_t, a_t, x, h_t, y_t, near, middle, stop, io_1, pairs_1)
+                x = h_t
+
+    return Kernel(forward)
+
+
+def _make_complex_backward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes) -> Kernel:
+    n = io.n_bytes
+
+    def backward(dy, q, k, v, a, h, x0, dq, dk, dv, da, c0, batch, length, row, span):  # type: ignore[no-untyped-def]
+        spans, ahead = (row + span - 1) // span, max(1, _AHEAD // row)
+        for job in prange(batch * spans):
+            b, start = job // spans, (job % spans) * span
+            stop = min(row, start + span)
+            middle = start + (stop - start) // WIDTH * WIDTH
+            c = c0 + 2 * n * b * row
+            for t in range(length - 1, -1, -1):
+                for tensor in (q, k, v, dq, dk, dv):
+                    _fetch(_at(tensor, b, t - ahead, n), start, middle, io)
+                for tensor in (dy, a, h, da):
+                    _fetch(_at(tensor, b, t - ahead, n), 2 * start, 2 * middle, io)
+                x = _at(h, b, t - 1, n) if t > 0 else x0 + 2 * n * b * row
+                dy_t, q_t, k_t, v_t = _at(dy, b, t, n), _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n)
+                a_t, h_t, da_t = _at(a, b, t, n), _at(h, b, t, n), _at(da, b, t, n)
+                dq_t, dk_t, dv_t = _at(dq, b, t, n), _at(dk, b, t, n), _at(dv, b, t, n)
+                _complex_row_back(dy_t, q_t, k_t, v_t, a_t, h_t, x, dq_t, dk_t, dv_t, da_t, c, start, middle, io, pairs)
+                _complex_row_back(
+                    dy_t, q_t, k_t, v_t, a_t, h_t, x, dq_t, dk_t, dv_t, da_t, c, middle, stop, io_1, pairs_1
+                )
+
+    return Kernel(backward)
+
+
+@cache
+def complex_kernels(number: str) -> KernelPair:
+    """Return the kernels for real q, k and v of type `number` and interleaved a, h and y; they compile when called."""
+    lanes = Lanes(number, WIDTH), Lanes(number, 2 * WIDTH, True), Lanes(number, 1), Lanes(number, 2, True)
+    return KernelPair(_make_complex_forward(*lanes), _make_complex_backward(*lanes))

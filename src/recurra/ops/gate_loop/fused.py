@@ -333,6 +333,113 @@ def _record(*arguments):  # type: ignore[no-untyped-def]
 _operator.record = _record
 
 
+def fused_complex(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute complex y (B, L, D) and the last state (B, D) by the CPU's kernels for interleaved numbers.
+
+    q, k and v are real, a (B, L, D) and the state (B, D) complex. Under torch.func and forward derivatives it is the
+    scan.
+    """
+    y, last, _ = _complex(q, k, v, a, state)
+    return y, last
+
+
+def _check_complex(q, k, v, a, x0, keep=False):  # type: ignore[no-untyped-def]
+    shape, dtype, device = q.shape, q.dtype, q.device
+    if len(shape) != 3 or not shape[1] or dtype not in (torch.float32, torch.float64):
+        raise ValueError(sentence("q", kind_of(q), "float32 or float64 (B, L, D), L at least 1"))
+    require_layout("k", k, shape, dtype, device)
+    require_layout("v", v, shape, dtype, device)
+    require_layout("a", a, shape, dtype.to_complex(), device)
+    require_layout("x0", x0, (shape[0], shape[2]), dtype.to_complex(), device)
+
+
+def _check_complex_back(dy, dlast, q, k, v, a, x0, h):  # type: ignore[no-untyped-def]
+    _check_complex(q, k, v, a, x0)
+    require_layout("h", h, a.shape, a.dtype, a.device)
+    if dy is not None:
+        require_layout("dy", dy, a.shape, a.dtype, a.device)
+    if dlast is not None:
+        require_layout("dlast", dlast, x0.shape, a.dtype, a.device)
+
+
+def _run_complex(results, q, k, v, a, x0, keep):  # type: ignore[no-untyped-def]
+    y, last, h = results
+    if q.numel() == 0:
+        return
+    from recurra.ops.gate_loop._cpu import complex_kernels
+
+    dense, x0 = [last_dim_contiguous(x.resolve_conj().resolve_neg()) for x in (q, k, v, a)], x0.contiguous()
+    (sizes, work), states = _size(q), h if keep else last.unsqueeze(1).expand(a.shape)
+    places = *map(describe, dense), x0.data_ptr(), *map(describe, (y, states))
+    complex_kernels(_NUMBERS[q.dtype]).forward(*places, *sizes, **work)
+    if keep:
+        last.copy_(h[:, -1])
+
+
+def _run_complex_back(results, dy, dlast, q, k, v, a, x0, h):  # type: ignore[no-untyped-def]
+    *gradients, carry = results
+    carry.zero_() if dlast is None else carry.copy_(dlast)
+    if q.numel() == 0:
+        return
+    from recurra.ops.gate_loop._cpu import complex_kernels
+
+    dy = a.new_zeros(1, 1, a.shape[2]).expand(a.shape) if dy is None else dy
+    dense = [last_dim_contiguous(x.resolve_conj().resolve_neg()) for x in (dy, q, k, v, a)]
+    h, x0, (sizes, work) = h.contiguous(), x0.contiguous(), _size(q)
+    places = *map(describe, (*dense, h)), x0.data_ptr(), *map(describe, gradients), carry.data_ptr()
+    complex_kernels(_NUMBERS[q.dtype]).backward(*places, *sizes, **work)
+
+
+_complex_operator = Operator(
+    "gate_loop_complex(Tensor q, Tensor k, Tensor v, Tensor a, Tensor x0, bool keep=False) -> (Tensor, Tensor, Tensor)",
+    check=_check_complex,
+    allocate=lambda q, k, v, a, x0, keep: (
+        empty_result(a), x0.new_empty(x0.shape), in_huge_pages(a.new_empty(a.shape if keep else (0,)))
+    ),
+    run=_run_complex,
+    flops=lambda q, *_: 10 * math.prod(q),
+)  # fmt: skip
+_complex_back = Operator(
+    "gate_loop_complex_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor x0, "
+    "Tensor h) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_complex_back,
+    allocate=lambda dy, dlast, q, k, v, a, x0, h: tuple(map(empty_result, (q, k, v, a, x0))),
+    run=_run_complex_back,
+    flops=lambda dy, dlast, q, *_: 22 * math.prod(q),
+)
+
+
+def _complex_forward(keep, *inputs):  # type: ignore[no-untyped-def]
+    results = _complex_operator(*inputs, keep)
+    return results, (*inputs, results[2])
+
+
+def _complex_by(scan):  # type: ignore[no-untyped-def]
+    def function(q, k, v, a, x0):  # type: ignore[no-untyped-def]
+        h = scan(a, (k * v).to(a.dtype), x0)
+        return q * h, h[:, -1], h
+
+    return function
+
+
+_complex = Differentiable(
+    _complex_forward,
+    lambda gradients, saved, needs: _complex_back(*gradients[:2], *saved),
+    n_inputs=5,
+    reference=_complex_by(lambda a, b, h0: linear_scan_reference(a, b, h0, reverse=False)),
+    transformed=_complex_by(lambda a, b, h0: differentiable_scan(a, b, h0, False, "numba")),
+    constant=(2,),
+)
+
+
+def _record_complex(q, k, v, a, x0, keep):  # type: ignore[no-untyped-def]
+    y, last, h = _complex(q, k, v, a, x0)
+    return y, last, h if keep else h.new_empty(0)
+
+
+_complex_operator.record = _record_complex
+
+
 def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:
     """Return the planes of a = magnitude * exp(i phase) (GateLoop (25)); the phase is in radians."""
     re, im, *_ = _polar_planes(magnitude, phase)

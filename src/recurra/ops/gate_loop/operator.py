@@ -14,7 +14,7 @@ from recurra.ops._operator import HALF, needs_gradient, without_autocast
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.gate_loop import reference as modes
 from recurra.ops.gate_loop._heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
-from recurra.ops.gate_loop.fused import Planes, fused, heads_without_gradient, takes_heads
+from recurra.ops.gate_loop.fused import Planes, fused, fused_complex, heads_without_gradient, takes_heads
 from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape, chunk
 
 Mode = Literal["auto", "recurrent", "scan", "chunk", "attention", "fused"]
@@ -59,10 +59,10 @@ def gate_loop(
                 of y those of the inputs to the end of its chunk.
             "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
             "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
-            "auto": "fused" if it applies and everything is real; else "recurrent" for a single step, "chunk" for heads
-                with more than one channel by Numba's kernels, and otherwise for large states of long sequences
-                (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and "scan" for the rest. "scan" also if torch.export traces
-                it for any length.
+            "auto": "fused" if it applies, and everything is real or the kernels are Numba's; else "recurrent" for a
+                single step, "chunk" for heads with more than one channel by Numba's kernels, and otherwise for large
+                states of long sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and "scan" for the rest. "scan" also
+                if torch.export traces it for any length.
         backend: as for `recurra.linear_scan`. "scan", "chunk" and "fused" have kernels.
         cu_seqlens: the offsets of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
             Each sequence is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L
@@ -207,8 +207,12 @@ def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, 
 
 
 def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    """Run the fused kernels on tensors of one compute type; the imaginary part of y follows from the states."""
+    """Run the fused kernels on tensors of one compute type; the imaginary part of y follows from Triton's states."""
     is_complex = a.is_complex()
+    if is_complex and choose_backend(backend, q.device) == "numba":
+        q, k, v, a = (x.squeeze(-1) for x in (q, k, v, a))
+        y, last = fused_complex(q, k, v, a, state.squeeze(-1).squeeze(-1))
+        return y.unsqueeze(-1), last.unsqueeze(-1).unsqueeze(-1)
     y, states, last = _by_fused(q, k, v, _planes(a, is_complex), state, backend, keep_states=is_complex)
     return y if states.im is None else torch.complex(y, q * states.im), last
 
@@ -259,11 +263,13 @@ def _choose_mode(
         raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
     if mode != "auto":
         return mode
-    # For complex outputs "fused" keeps all states and multiplies once more: "scan" is faster (docs/lab-log.md).
     if not obstacle and not any(x is not None and x.is_complex() for x in (a, state)):
         return "fused"
     if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
         return "scan"
+    # Triton's kernels keep all states for a complex y, and multiply once more.
+    if not obstacle and choose_backend(backend, q.device) == "numba":
+        return "fused"
     if q.shape[1] == 1:
         return "recurrent"
     per_state = q.shape[3] * v.shape[3]
