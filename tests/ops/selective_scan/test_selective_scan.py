@@ -49,7 +49,8 @@ def test_the_kernels_are_the_plain_operations(sizes):
         without = by_kernels(*inputs)
     found = (*found, *without, *gradients_of(found, inputs))
     for one, other in zip(found, (*expected, *expected, *gradients_of(expected, exact)), strict=True):
-        assert (one.double() - other).abs().max() <= 1e-6 * other.abs().max()
+        # relative to the terms, of order 1, where a sum of few of them cancels
+        assert (one.double() - other).abs().max() <= 1e-6 * other.abs().max().clamp_min(1)
 
 
 def test_the_kernels_read_any_strides_and_leave_their_inputs_alone():

@@ -96,8 +96,12 @@ def _check(q, k, v, a, b, state, keep=False, backend="auto"):  # type: ignore[no
 def _allocate(q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[no-untyped-def]
     u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
     # numbers: torch takes twice as long to read a torch.Size
-    u, kept = in_huge_pages(v.new_empty(*u)), in_huge_pages(state.new_empty(*kept))
-    return empty_result(v), state.new_empty(*state.shape), u, kept
+    return (
+        empty_result(v),
+        state.new_empty(*state.shape),
+        in_huge_pages(v.new_empty(*u)),
+        in_huge_pages(state.new_empty(*kept)),
+    )
 
 
 @cache

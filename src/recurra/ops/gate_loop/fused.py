@@ -368,7 +368,7 @@ def _run_complex(results, q, k, v, a, x0, keep):  # type: ignore[no-untyped-def]
         return
     from recurra.ops.gate_loop._cpu import complex_kernels
 
-    dense, x0 = [last_dim_contiguous(x.resolve_conj().resolve_neg()) for x in (q, k, v, a)], x0.contiguous()
+    dense, x0 = [_in_rows(x.resolve_conj().resolve_neg()) for x in (q, k, v, a)], x0.contiguous()
     (sizes, work), states = _size(q), h if keep else last.unsqueeze(1).expand(a.shape)
     places = *map(describe, dense), x0.data_ptr(), *map(describe, (y, states))
     complex_kernels(_NUMBERS[q.dtype]).forward(*places, *sizes, **work)
@@ -384,7 +384,7 @@ def _run_complex_back(results, dy, dlast, q, k, v, a, x0, h):  # type: ignore[no
     from recurra.ops.gate_loop._cpu import complex_kernels
 
     dy = a.new_zeros(1, 1, a.shape[2]).expand(a.shape) if dy is None else dy
-    dense = [last_dim_contiguous(x.resolve_conj().resolve_neg()) for x in (dy, q, k, v, a)]
+    dense = [_in_rows(x.resolve_conj().resolve_neg()) for x in (dy, q, k, v, a)]
     h, x0, (sizes, work) = h.contiguous(), x0.contiguous(), _size(q)
     places = *map(describe, (*dense, h)), x0.data_ptr(), *map(describe, gradients), carry.data_ptr()
     complex_kernels(_NUMBERS[q.dtype]).backward(*places, *sizes, **work)
