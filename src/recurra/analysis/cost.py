@@ -3,7 +3,7 @@
 FLOPs are counted, 2 for a multiply-add, wherever `torch.utils.flop_counter` has a formula: matrix products, attention
 (each query with all keys of its window, including masked future ones), and this library's own operators, for each step
 and channel: 2 for `recurra::linear_scan`, real or complex, and for `recurra::gate_loop_fused` 9 with complex
-transitions and 4 with real ones.
+transitions and 4 with real ones (10 for `recurra::gate_loop_complex`, whose outputs are complex too).
 
 Not counted are elementwise operations; the products that turn NCGRU's skew-symmetric A into U_c, which depend only on
 the weights; and scans without Numba, which run step by step in plain torch instead of as operators.
