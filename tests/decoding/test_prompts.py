@@ -60,6 +60,26 @@ def test_a_prompt_is_its_steps_bit_for_bit(numbers, length):
     assert not calls
 
 
+def test_a_prompt_of_any_length_in_pieces_is_its_steps_bit_for_bit():
+    compiled = compiled_model()
+    assert compiled.prompts.has_pieces()
+    calls = count_model_calls(compiled)
+    for length in (1, 16, 17, 63, 143):
+        prompt, state = torch.randint(31, (1, length)), compiled.model.initial_state(1)
+        hidden, after = compiled.prompts.read_in_pieces(prompt, state)
+        assert_equal((compiled.head(hidden), after), by_steps(compiled, prompt, state))
+        first, middle = compiled.prompts.read_in_pieces(prompt[:, :5], state)
+        rest, end = compiled.prompts.read_in_pieces(prompt[:, 5:], middle) if length > 5 else (hidden[:, :0], middle)
+        assert_equal((torch.cat((first, rest), 1), end), (hidden, after))
+    assert not calls
+    with pytest.raises(RuntimeError, match="token"):
+        compiled.prompts.read_in_pieces(torch.tensor([[31]]), state)
+
+
+def test_a_model_without_instructions_has_no_pieces():
+    assert not compiled_model("retnet", n_heads=2).prompts.has_pieces()
+
+
 @pytest.mark.parametrize("mixer", ["s5", "lru", "linear-rnn", "min-gru", "min-lstm", "gru", "rwkv4-channel-mixing"])
 def test_other_recurrences(mixer):
     compiled, prompt = compiled_model(mixer), torch.randint(31, (1, 4))
@@ -85,7 +105,7 @@ def test_what_programs_do_not_take_goes_through_the_model():
     assert len(calls) == 6
     with pytest.raises(IndexError):
         compiled(torch.tensor([[1, 31, 2, 3]]), state)
-    with ThreadPoolExecutor(1) as pool, compiled._prompts.program(4)._lock:
+    with ThreadPoolExecutor(1) as pool, compiled.prompts.program(4)._lock:
         result = pool.submit(torch.no_grad()(compiled), prompt[:, :4], state).result(timeout=60)
     assert_equal(result, compiled.model(prompt[:, :4], state))
 
@@ -106,7 +126,7 @@ def test_a_program_that_is_wrong_is_refused(monkeypatch):
     compiled, prompt = compiled_model(), torch.randint(31, (1, 4))
     monkeypatch.setitem(lowering.RULES, "aten.gelu.default", lambda memory, out, x, **_: memory.map("neg", out, x))
     assert_equal(compiled(prompt), compiled.model(prompt))
-    assert compiled._prompts.program(4) is None
+    assert compiled.prompts.program(4) is None
 
 
 def test_turns_that_differ_are_not_repeated():

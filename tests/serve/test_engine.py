@@ -327,7 +327,7 @@ def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, micr
     list(scheduler.admit())
     done, n_read = [], 0
     while (piece := scheduler.next_chunk(somebody_writes)) is not None:
-        room = scheduler.pace.chunk_tokens(somebody_writes)
+        room = scheduler.pace.chunk_tokens(12) if somebody_writes else LONGEST_CHUNK
         assert 0 < len(piece.requests) * piece.length <= max(room, 2 * SHORTEST_CHUNK - 1)
         n_read += len(piece.requests) * piece.length
         done += scheduler.complete(piece)
@@ -338,11 +338,27 @@ def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, micr
 
 def test_a_piece_takes_as_long_as_a_step():
     pace = _Pace()
-    assert pace.chunk_tokens(True) == SHORTEST_CHUNK
+    assert pace.chunk_tokens(1) == SHORTEST_CHUNK
     pace.note_chunk(100, 0.05)
     pace.note_step(0.03)
-    assert pace.chunk_tokens(True) == 60
-    assert pace.chunk_tokens(False) == LONGEST_CHUNK
+    assert [pace.chunk_tokens(n_steps) for n_steps in (1, 1.5, 100)] == [60, 90, LONGEST_CHUNK]
     for _ in range(100):
         pace.note_step(0.0001)
-    assert pace.chunk_tokens(True) == SHORTEST_CHUNK
+    assert pace.chunk_tokens(1) == SHORTEST_CHUNK
+
+
+@pytest.mark.parametrize(("owner", "n_together"), [("me", 6), ("another", 2)])
+def test_many_prompts_may_delay_the_few_streams_of_their_owner(owner, n_together):
+    """One stream is written; six prompts, of half a step each, wait."""
+    scheduler = Scheduler(64, 64)
+    scheduler.pace.note_chunk(20, 0.01)
+    scheduler.pace.note_step(0.02)
+    written, *waiting = requests = [asked(0), *(asked(20) for _ in range(6))]
+    written.owner = "me"
+    for one in waiting:
+        one.owner = owner
+    for one in requests:
+        scheduler.add(one)
+    list(scheduler.admit(True))
+    piece = scheduler.next_chunk(True)
+    assert (len(piece.requests), piece.length) == (n_together, 20)

@@ -24,11 +24,13 @@ from .conftest import VOCABULARY, Letters, Rounds, Running, asking
 LOGPROBS = TokenDetails(True, 3)
 
 
-@pytest.fixture(scope="module")
-def served() -> ServedModel:
-    """Our kernel multiplies weights of bfloat16 on every processor; 32 channels fill whole vectors."""
+@pytest.fixture(scope="module", params=["the model", "programs"])
+def served(request) -> ServedModel:
+    """What reads it has the same bits on every processor; 32 channels fill whole vectors."""
     torch.manual_seed(0)
     model = LanguageModel(LanguageModelConfig(VOCABULARY, None, 2, 32, 64)).eval()
+    if request.param == "programs":
+        return ServedModel("prefixes", model, Letters(), weights="int8")
     return ServedModel("prefixes", pack_linear_layers(model, "bfloat16"), Letters())
 
 
@@ -89,6 +91,16 @@ def test_pieces_of_any_length_have_the_products_of_long_ones(rounds, monkeypatch
         rounds.run(twin)
         for state, alone in zip(*(tensors(rounds.ends(one)[0].state.model_state) for one in (request, twin))):
             torch.testing.assert_close(state, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_few_tokens_of_many_streams_have_the_bits_of_each_alone(served, monkeypatch):
+    states = [served.advance(torch.tensor([some(20, seed)]), [served.start.model_state])[0] for seed in range(8)]
+    tokens = torch.tensor([some(3, seed) for seed in range(8)])
+    alone = [served.read(row[None], [state])[1][0] for row, state in zip(tokens, states)]
+    if served.weights is not None:
+        monkeypatch.setattr(served._pieces, "read_in_pieces", None)  # steps read them
+    together = served.advance(tokens, states)
+    assert all(map(torch.equal, tensors(together), tensors(alone)))
 
 
 def test_the_same_prompt_is_read_once(served, rounds):

@@ -13,8 +13,10 @@ from recurra.models.shell import LanguageModelShell
 from recurra.state import tensors
 
 MOST_TOKENS = 15
-"""Tokens of the longest prompt that is compiled. Recording a length takes some 100 ms, and longer prompts save too
-little for that; 16 tokens of float32 are torch's products (see `linear`)."""
+"""Tokens of the longest prompt that is compiled when it first occurs. Recording a length takes some 100 ms, and longer
+prompts save too little for that; 16 tokens of float32 are torch's products (see `linear`)."""
+_PIECES = (64, 32, *range(16, 0, -1))
+"""Tokens of the pieces in which `read_in_pieces` reads; longer ones would take as long for each token."""
 
 
 class _FlatPrompt(nn.Module):
@@ -69,6 +71,33 @@ class PromptReader:
         has_lengths = any(value is not None for value in lengths.values())
         read = None if has_lengths else self.read(tokens, state)
         return self.model.hidden(tokens, state, **lengths) if read is None else read
+
+    def has_pieces(self) -> bool:
+        """Whether `read_in_pieces` can read every prompt; its programs are recorded now."""
+        if self._start is None or not all(map(self.program, _PIECES)):
+            return False
+        first = self.program(1)
+        return first is not None and first.run([torch.zeros(1, 1, dtype=torch.int64), *self._start]) is not None
+
+    def read_in_pieces(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return what `hidden` returns for one stream's tokens (1, L), of any number, if `has_pieces`.
+
+        The numbers are those of single steps, bit for bit, so they do not depend on how a prompt is cut.
+
+        Raises:
+            RuntimeError: a token or the state is not the model's, or another thread is reading.
+        """
+        flat, found = self._states.flatten(state), []
+        while tokens.shape[1]:
+            length = next(length for length in _PIECES if length <= tokens.shape[1])
+            program = self.program(length)
+            results = None if flat is None or program is None else program.run([tokens[:, :length], *flat])
+            if results is None:
+                raise RuntimeError("the compiled prompts do not take this token or state now")
+            hidden, *flat = results
+            found.append(hidden)
+            tokens = tokens[:, length:]
+        return torch.cat(found, 1), self._states.unflatten(flat or ())
 
     def program(self, length: int) -> StepProgram | None:
         """Return the program for this length, recorded now if need be; None if it cannot be compiled.

@@ -252,23 +252,24 @@ class CompiledStep(TracedStep):
 
     def __init__(self, model: nn.Module, vocab_size: int) -> None:
         super().__init__(model, vocab_size)
-        self._prompts: PromptReader | None = None
+        self.prompts: PromptReader | None = None
+        """Reads prompts of one stream by compiled programs; None if the model is no language model."""
         if isinstance(model, LanguageModelShell):
-            self._prompts = PromptReader(model, self._like, vocab_size, self._agrees)
+            self.prompts = PromptReader(model, self._like, vocab_size, self._agrees)
 
     def forward(self, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B L V"], Any]:
         """Return the logits after every token, continuing from `state`; None is the start of a stream."""
-        read = None if self._prompts is None else self._prompts.read(tokens, state)
-        if self._prompts is None or read is None:
+        read = None if self.prompts is None else self.prompts.read(tokens, state)
+        if self.prompts is None or read is None:
             return super().forward(tokens, state)
-        return self._prompts.model.head(read[0]), read[1]
+        return self.prompts.model.head(read[0]), read[1]
 
     @property
     def hidden(self) -> Callable[..., tuple[Tensor, Any]]:
         """The model's `hidden`, which reads short prompts as `forward` does."""
-        if self._prompts is None:
+        if self.prompts is None:
             raise AttributeError("hidden")  # so that it is looked for in the model
-        return self._prompts.hidden
+        return self.prompts.hidden
 
     def _record(self, tokens: Tensor, like: Any) -> StepProgram:
         return StepProgram(lower_step(_FlatStep(self.model, like).eval(), [tokens, *tensors(like)]))

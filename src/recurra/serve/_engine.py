@@ -1,7 +1,8 @@
 """The engine: one thread that reads prompts and writes tokens for all streams, a step at a time.
 
 It alternates between a chunk of the prompts and a step of one batch of sequences. A chunk takes about as long as a
-step, so a prompt of any length delays the next token of a stream by at most one more step.
+step, so a prompt of any length delays the next token of a stream by at most one more step. It may take longer only if
+more prompts of the same owner wait than streams are written.
 """
 
 import logging
@@ -239,12 +240,14 @@ class Engine:
         requests = chunk.requests
         states = [one.start.model_state if one.prompt_state is None else one.prompt_state for one in requests]
         tokens = [one.to_read[one.n_read : one.n_read + chunk.length] for one in requests]
-        copies = 1
+        model, copies = requests[0].model, 1
         if chunk.length < SHORTEST_CHUNK and requests[0].n_read:  # products of more vectors round as in longer chunks
-            copies = requests[0].model.least_copies(chunk.n_tokens)
-        hidden, state = requests[0].model.read(torch.tensor(tokens * copies), batch(states * copies))
-        for index, (request, after) in enumerate(zip(requests, split(state))):
-            if request.is_reported:
+            copies = model.least_copies(chunk.n_tokens)
+        given = torch.tensor(tokens * copies), states * copies
+        is_reported = any(request.is_reported for request in requests)
+        hidden, after_all = model.read(*given) if is_reported else (None, model.advance(*given))
+        for index, (request, after) in enumerate(zip(requests, after_all)):
+            if hidden is not None and request.is_reported:
                 self._put(request, *request.prompt_report.chunk(tokens[index], hidden[index], states[index]))
             request.prompt_state = after
             n_new = request.n_read + chunk.length + 1 - len(request.start.unread)  # the last one is not read yet

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from recurra._choices import RECENT_TOKENS
 from recurra.checks import sentence
 from recurra.data.tokenizers import TextEncoder
+from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.steps import TracedStep, prepare, recorded_rows
+from recurra.decoding.steps import CompiledStep, TracedStep, prepare, recorded_rows
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError
-from recurra.state import n_bytes
+from recurra.state import batch, n_bytes, split
 from recurra.streams.continuation import TextPieces, encode_first, first_tokens
 from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
 from recurra.streams.snapshot import ModelIdentity
@@ -31,6 +32,10 @@ from recurra.streams.stream import require_evaluation_mode
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+
+_FEW = 4
+"""Tokens of several prompts that steps may read; of more, compiled prompts are as fast."""
 
 
 class StreamState(NamedTuple):
@@ -94,21 +99,50 @@ class ServedModel:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record steps of every batch size and compile the sampling kernel, so no stream has to wait for it later."""
+        """Record prompts, steps of every batch size and the sampling kernel, so no stream has to wait for it later."""
         like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
         choose(like, [TokenChoice(SamplingConfig(), torch.Generator())])
         if isinstance(self.runner, TracedStep):
             for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
                 self.runner.program(size)
+        _ = self._pieces
+
+    @cached_property
+    def _pieces(self) -> PromptReader | None:
+        """What reads all prompts, if they can be compiled: each by itself, as fast as several together.
+
+        In float32, torch's products are faster over many tokens.
+        """
+        prompts = self.runner.prompts if isinstance(self.runner, CompiledStep) and self.weights != "float32" else None
+        return prompts if prompts is not None and prompts.has_pieces() else None
 
     @torch.inference_mode()
-    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read tokens (B, L); return the head's input after each of them, and the state.
+    def read(self, tokens: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        """Read tokens (B, L) from a state for each row; return the head's input after each of them, and the states.
 
-        This is the model itself, also for what a compiled prompt could read: then the numbers do not depend on how
-        prompts are cut and put together.
+        A prompt is always read by compiled programs, or always by the model itself: then the numbers do not depend on
+        how prompts are cut and put together.
         """
-        return self.plain.hidden(tokens, state)
+        if self._pieces is None:
+            hidden, state = self.plain.hidden(tokens, batch(states))
+            return hidden, split(state)
+        rows = [self._pieces.read_in_pieces(row, state) for row, state in zip(tokens.split(1), states)]
+        return torch.cat([hidden for hidden, _ in rows]), [state for _, state in rows]
+
+    @torch.inference_mode()
+    def advance(self, tokens: Tensor, states: list[Any]) -> list[Any]:
+        """Read tokens as `read` does; return the states alone.
+
+        A few tokens of many streams are read by steps, whose numbers are the same, because one pass over the weights
+        then serves all streams.
+        """
+        n_streams, n_tokens = tokens.shape
+        if self._pieces is None or n_tokens > _FEW or n_streams < 2 * n_tokens:
+            return self.read(tokens, states)[1]
+        state = batch(states)
+        for column in tokens.split(1, 1):
+            _, state = self.runner(column, state)
+        return split(state)
 
     def least_copies(self, n_tokens: int) -> int:
         """Return how often to read a few tokens at once for the sums that they would have within many."""

@@ -219,7 +219,7 @@ class _PromptReport:
         model, details, token = self._request.model, self._request.details, self._request.tokens[-1]
         after, gates = None, None
         if details.answers:
-            after = model.head(model.read(torch.tensor([[token]]), state)[0])[0, -1]
+            after = model.head(model.read(torch.tensor([[token]]), [state])[0])[0, -1]
         if details.gates:
             (gates,) = gates_of(model, [token], state, details.gates)
         event = self._event(after, gates)

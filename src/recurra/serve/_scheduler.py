@@ -42,13 +42,11 @@ class _Pace:
     def note_step(self, seconds: float) -> None:
         self._step_seconds = _smoothed(self._step_seconds, seconds)
 
-    def chunk_tokens(self, is_writing: bool) -> int:
-        """Return the number of tokens that the next chunk may have, while sequences are written or not."""
-        if not is_writing:
-            return LONGEST_CHUNK
+    def chunk_tokens(self, n_steps: float) -> int:
+        """Return the number of tokens that the next chunk may have, to take as long as so many steps."""
         if not self._token_seconds:
             return SHORTEST_CHUNK
-        return max(SHORTEST_CHUNK, min(LONGEST_CHUNK, int(self._step_seconds / self._token_seconds)))
+        return max(SHORTEST_CHUNK, int(min(LONGEST_CHUNK, n_steps * self._step_seconds / self._token_seconds)))
 
 
 def _smoothed(old: float, new: float) -> float:
@@ -170,7 +168,7 @@ class Scheduler:
             return None
         first = min(reading, key=lambda request: self._turns.last([request.owner]))
         reading.remove(first)
-        most = self.pace.chunk_tokens(is_writing)
+        most = self.pace.chunk_tokens(self._share(len(reading) + 1)) if is_writing else LONGEST_CHUNK
         length = _chunk_length(first.n_next, min(most, _BACKGROUND_CHUNK) if first.is_background else most)
         if length < SHORTEST_CHUNK:
             most = min(most, MOST_VECTORS)  # so that the products are those of one prompt alone
@@ -182,6 +180,15 @@ class Scheduler:
                 requests.append(request)
         self._turns.serve(request.owner for request in requests)
         return PrefillChunk(requests, length)
+
+    def _share(self, n_reading: int) -> float:
+        """Return how many steps a chunk may take beside sequences that are written.
+
+        It is one, or as many as there are requests to read for each of these sequences, if all are one owner's: nobody
+        else's tokens are late then, and each request's first token counts as much as a next one.
+        """
+        n_owners = sum(n > 0 for n in self._streams.values())
+        return max(1.0, n_reading / max(1, self.n_streams - n_reading)) if n_owners < 2 else 1.0
 
     def complete(self, chunk: PrefillChunk) -> list[Request]:
         """Count a chunk as read; return the requests that are done. The others go to the end of the line."""
