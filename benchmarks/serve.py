@@ -52,9 +52,9 @@ def bodies(streams: int, n_tokens: int, vocabulary: int, prompt: int = PROMPT) -
 
 
 @contextmanager
-def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
-    """Start a server and wait until it answers."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+def server(command: list[str], port: int, **variables: str) -> Iterator[subprocess.Popen]:
+    """Start a server, with variables of the environment, and wait until it answers."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", **variables}
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, env=environment)
         try:
@@ -83,7 +83,8 @@ def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
 def ours(port: int, weights: str, threads: int) -> Iterator[subprocess.Popen]:
     with tempfile.TemporaryDirectory() as folder:
         words = [str(port), weights, str(threads), str(Path(folder) / "sessions.sqlite"), "1024"]
-        with server([sys.executable, "-m", "benchmarks.serve_ours", *words], port) as process:
+        # as the command line sets it: workers that wait would keep the load generator from the cores
+        with server([sys.executable, "-m", "benchmarks.serve_ours", *words], port, GOMP_SPINCOUNT="1000") as process:
             yield process
 
 

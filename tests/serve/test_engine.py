@@ -327,7 +327,7 @@ def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, micr
     list(scheduler.admit())
     done, n_read = [], 0
     while (piece := scheduler.next_chunk(somebody_writes)) is not None:
-        room = scheduler.pace.chunk_tokens(12) if somebody_writes else LONGEST_CHUNK
+        room = scheduler.pace.chunk_tokens(8 * 12) if somebody_writes else LONGEST_CHUNK
         assert 0 < len(piece.requests) * piece.length <= max(room, 2 * SHORTEST_CHUNK - 1)
         n_read += len(piece.requests) * piece.length
         done += scheduler.complete(piece)

@@ -2,7 +2,7 @@
 
 It alternates between a chunk of the prompts and a step of one batch of sequences. A chunk takes about as long as a
 step, so a prompt of any length delays the next token of a stream by at most one more step. It may take longer only if
-more prompts of the same owner wait than streams are written.
+other prompts of the same owner wait.
 """
 
 import logging

@@ -13,6 +13,8 @@ _BACKGROUND_CHUNK = 64
 _MOST_IN_BACKGROUND = 64
 """Requests that wait to be read in the background; of more, the oldest are forgotten."""
 _SMOOTHING = 0.2
+_STEPS_OF_OTHERS = 8
+"""Steps that a chunk may take if as many other requests wait to be read as sequences are written."""
 
 
 class QueueFull(ValueError):
@@ -184,11 +186,11 @@ class Scheduler:
     def _share(self, n_reading: int) -> float:
         """Return how many steps a chunk may take beside sequences that are written.
 
-        It is one, or as many as there are requests to read for each of these sequences, if all are one owner's: nobody
-        else's tokens are late then, and each request's first token counts as much as a next one.
+        It is one. If all are one owner's, so that nobody else's tokens are late, it grows with the number of other
+        requests to read for each of these sequences.
         """
-        n_owners = sum(n > 0 for n in self._streams.values())
-        return max(1.0, n_reading / max(1, self.n_streams - n_reading)) if n_owners < 2 else 1.0
+        n_owners, n_writing = sum(n > 0 for n in self._streams.values()), max(1, self.n_streams - n_reading)
+        return max(1.0, _STEPS_OF_OTHERS * (n_reading - 1) / n_writing) if n_owners < 2 else 1.0
 
     def complete(self, chunk: PrefillChunk) -> list[Request]:
         """Count a chunk as read; return the requests that are done. The others go to the end of the line."""
