@@ -7,6 +7,7 @@ from recurra import gate_loop
 from recurra.layers.convolution import _shifted_products_reference, shifted_products
 from recurra.layers.cross_entropy import _cross_entropy_reference, cross_entropy
 from recurra.layers.features import LOWEST, _positive_features_reference, positive_features
+from recurra.layers.norms import RMSNorm, _gated_reference, gated
 from recurra.layers.positions import _turned_reference, rotate, turned
 from recurra.ops.cells.gru import (
     GRUCell,
@@ -41,6 +42,33 @@ def products(batch, length, channels, kernel_size, bias=True):
     return shapes if bias else shapes[:3]
 
 
+def gating(function, norm=None, after=False):
+    """y, z, and u and its skip, and the weight of a norm if there are such."""
+
+    def call(y, z, *others):
+        skip, weight = (others[:2], others[2:]) if len(others) > 1 else (None, others)
+        if norm is None:
+            return (function(y, z, skip=skip),)
+        layer = RMSNorm(*norm)
+        del layer.weight
+        layer.weight = weight[0]
+        return (function(y, z, layer, skip=skip, after=after),)
+
+    return call
+
+
+def gated_by_reference(y, z, norm=None, *, skip=None, after=False):
+    options = (0, y.shape[-1], 0, 0.0)
+    if norm is not None:
+        options = (1 + after, len(norm.weight) // norm.n_groups, 0, norm.epsilon)
+    return _gated_reference(y, z, *(skip or (None, None)), None if norm is None else norm.weight, *options)
+
+
+def gate_shapes(batch, length, channels, *norm, skip=True):
+    steps = (batch, length, channels)
+    return [steps, steps, *([steps, (channels,)] if skip else []), *((n,) for n in norm)]
+
+
 # The function, its reference, and the shapes of the inputs that have gradients; vectors have 16 or 64 numbers, and 1.
 CASES = {
     "turned": (turned, _turned_reference, [
@@ -62,6 +90,22 @@ CASES = {
     "shifted products without a bias": (
         lambda *x: (shifted_products(*x, None),), lambda *x: (_shifted_products_reference(*x, None),),
         [products(2, 5, 129, 3, bias=False)],
+    ),
+    "shifted products and SiLU": (
+        lambda *x: (shifted_products(*x, silu=True),), lambda *x: (_shifted_products_reference(*x, silu=True),),
+        [products(2, 4, 5, 3), products(1, 1, 1, 1), products(2, 13, 70, 4)],
+    ),
+    "gate": (
+        gating(gated), gating(gated_by_reference),
+        [gate_shapes(2, 4, 5), gate_shapes(1, 1, 1), gate_shapes(2, 70, 21), gate_shapes(3, 2, 16, skip=False)],
+    ),
+    "gate after the norms of heads": (
+        gating(gated, (19, 0.1)), gating(gated_by_reference, (19, 0.1)),
+        [gate_shapes(2, 4, 57, 19, skip=False), gate_shapes(1, 65, 19, 19)],
+    ),
+    "gate before the norms of groups": (
+        gating(gated, (38, 0.1, 2), after=True), gating(gated_by_reference, (38, 0.1, 2), after=True),
+        [gate_shapes(2, 4, 38, 38), gate_shapes(3, 30, 38, 38, skip=False)],
     ),
     "sLSTM": (
         slstm(slstm_sequence), slstm(slstm_sequence_reference),
@@ -161,7 +205,7 @@ def test_a_batch_of_gradients(case):
         require_near([one[i] for one in found], backward(gradient))
 
 
-@pytest.mark.parametrize("name", ["turned", "shifted products"])
+@pytest.mark.parametrize("name", ["turned", "shifted products", "gate", "gate before the norms of groups"])
 def test_layouts_other_than_dense(name):
     *functions, (shapes, *_) = CASES[name]
     inputs = [torch.randn(*shape, 2)[..., 0].requires_grad_() for shape in shapes]
@@ -203,3 +247,26 @@ def test_large_exponents_stay_finite_and_a_nan_stays_in_its_feature(size):
     for one, other in zip(positive_features(q, k, less, start), _positive_features_reference(q, k, less, start)):
         assert torch.equal(one.isnan(), other.isnan())
         assert one.isnan().any()
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("channels", [5, 38])
+def test_bfloat16_inputs_are_rounded_once_on_their_way_out(channels, silu):
+    """All else is float32: what comes from bfloat16 is as exact, and gradients that go there are off by half a bit."""
+    x, *others = [torch.randn(shape).requires_grad_() for shape in products(2, 9, channels, 3)]
+    y, u, scale = (torch.randn(shape).requires_grad_() for shape in ((2, 9, channels), (2, 9, channels), channels))
+    x = x.detach().bfloat16().requires_grad_()
+    pairs = [
+        (shifted_products(x, *others, silu), _shifted_products_reference(x.float(), *others, silu), [x, *others]),
+        (gated(y, x, skip=(u, scale)), gated_by_reference(y, x.float(), skip=(u, scale)), [y, x, u, scale]),
+    ]
+    for found, expected, inputs in pairs:
+        weights = torch.randn_like(expected).bfloat16().float()
+        results = [
+            [one, *torch.autograd.grad((one.float() * weights).sum(), inputs, retain_graph=True)]
+            for one in (found, expected)
+        ]
+        for one, other in zip(*results):
+            assert one.dtype in (other.dtype, torch.bfloat16)
+            half_a_bit = 2**-8 if one.dtype == torch.bfloat16 else 0
+            torch.testing.assert_close(one.float(), other.float(), rtol=2 * half_a_bit + 1e-5, atol=2e-5)

@@ -1,11 +1,11 @@
-"""CPU kernels of layers: cross-entropy, positive features, short convolutions, and Mamba-3's turned B and C."""
+"""CPU kernels of layers: cross-entropy, features, short convolutions, gated norms, and Mamba-3's turned B and C."""
 
 from functools import cache
 
 from numba import prange
 
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
-from recurra.ops._toolkit.vector_math import exp, largest, maximum
+from recurra.ops._toolkit.vector_math import divide, exp, largest, maximum, sigmoid, sqrt
 from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
@@ -128,62 +128,286 @@ def walk_features(q, k, less, peak, queries, keys, decay, batch, length, heads, 
                 store_part(queries + at, i, rest, _WIDE, exp(load_part(queries + at, i, rest, _WIDE) - most))
 
 
-# A short convolution a channel on the CPU: one walk over time forward, and one for all gradients.
+# A short convolution a channel on the CPU, with SiLU after it or not: one walk over time forward, and one for all
+# gradients, which computes the convolution again.
 # A job is a span of channels of one sequence. The few rows that meet in a step, the weights and the sums of their
-# gradients stay in the first-level cache. Everything is float32; x comes with strides in floats, all else is dense.
+# gradients stay in the first-level cache. x comes in float32 or bfloat16, with strides in numbers, and so leaves its
+# gradient; all else is float32 and dense.
 
 
 @compile_inline
-def _input(x, x_time, state, at, n_before, row):  # type: ignore[no-untyped-def]
-    """Find the input `at` steps after the first of those in the state."""
-    return state + 4 * at * row if at < n_before else x + 4 * (at - n_before) * x_time
+def _tap(x, x_time, state, at, n_before, row, i, number, lanes):  # type: ignore[no-untyped-def]
+    """Load the input `at` steps after the first of those in the state."""
+    if at < n_before:
+        return load(state + 4 * at * row, i, lanes)
+    return load(x, (at - n_before) * x_time + i, number)
 
 
-@Kernel
-def shifted_forward(x, state, weight, bias, y, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
-    """y_t = bias + sum_k weight_k x_{t - K + 1 + k}."""
-    (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
-    for job in prange(batch * spans):
-        sequence, start = job // spans, job % spans * span
-        stop, inputs = min(row, start + span), x_start + 4 * sequence * x_batch
-        before, out = state + 4 * sequence * (n_weights - 1) * row, y + 4 * sequence * length * row
-        for t in range(length):
-            for i in range(start, stop, _LONG):
-                rest = stop - i
-                found = load_part(bias, i, rest, _FLOATS)
-                for k in range(n_weights):
-                    x_k = load_part(_input(inputs, x_time, before, t + k, n_weights - 1, row), i, rest, _FLOATS)
-                    found = multiply_add(x_k, load_part(weight + 4 * k * row, i, rest, _FLOATS), found)
-                store_part(out + 4 * t * row, i, rest, _FLOATS, found)
+@compile_inline
+def _convolved(x, x_time, state, weight, bias, t, n_weights, row, i, number, lanes):  # type: ignore[no-untyped-def]
+    found = load(bias, i, lanes)
+    for k in range(n_weights):
+        x_k = _tap(x, x_time, state, t + k, n_weights - 1, row, i, number, lanes)
+        found = multiply_add(x_k, load(weight, k * row + i, lanes), found)
+    return found
 
 
-@Kernel
-def shifted_backward(x, state, weight, g, d_x, d_state, d_weight, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
-    """`d_weight` has room for each sequence's sums, of the weights and then of the bias, and comes as zeros."""
-    (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
-    for job in prange(batch * spans):
-        sequence, start = job // spans, job % spans * span
-        stop, n_before, inputs = min(row, start + span), n_weights - 1, x_start + 4 * sequence * x_batch
-        before, to_before = state + 4 * sequence * n_before * row, d_state + 4 * sequence * n_before * row
-        given, to_x = g + 4 * sequence * length * row, d_x + 4 * sequence * length * row
-        sums = d_weight + 4 * sequence * (n_weights + 1) * row
-        for at in range(length + n_before):
-            target = _input(to_x, row, to_before, at, n_before, row)
-            first, last = max(0, at - length + 1), min(n_before, at)
-            for i in range(start, stop, _LONG):
-                rest, found = stop - i, zeros(_FLOATS)
-                for k in range(first, last + 1):
-                    g_k = load_part(given + 4 * (at - k) * row, i, rest, _FLOATS)
-                    found = multiply_add(g_k, load_part(weight + 4 * k * row, i, rest, _FLOATS), found)
-                store_part(target, i, rest, _FLOATS, found)
-            for i in range(start, stop if at < length else start, _LONG):
-                rest = stop - i
-                g_t, of_bias = load_part(given + 4 * at * row, i, rest, _FLOATS), sums + 4 * n_weights * row
-                store_part(of_bias, i, rest, _FLOATS, load_part(of_bias, i, rest, _FLOATS) + g_t)
-                for k in range(n_weights):
-                    x_k = load_part(_input(inputs, x_time, before, at + k, n_before, row), i, rest, _FLOATS)
-                    of_k = sums + 4 * k * row
-                    store_part(of_k, i, rest, _FLOATS, multiply_add(g_t, x_k, load_part(of_k, i, rest, _FLOATS)))
+@compile_inline
+def _slope(x, share, lanes):  # type: ignore[no-untyped-def]
+    """The derivative of SiLU at x, whose sigmoid is `share`."""
+    one = exp(zeros(lanes))
+    return share * multiply_add(x, one - share, one)
+
+
+@compile_inline
+def _shifted_forth(  # type: ignore[no-untyped-def]
+    x, x_time, state, weight, bias, y, t, silu, n_weights, row, start, stop, number, lanes
+):
+    for i in range(start, stop, width_of(lanes)):
+        found = _convolved(x, x_time, state, weight, bias, t, n_weights, row, i, number, lanes)
+        store(y, t * row + i, lanes, found * sigmoid(found) if silu != 0 else found)
+
+
+@compile_inline
+def _shifted_back(  # type: ignore[no-untyped-def]
+    x, x_time, state, weight, bias, g, d_x, d_state, sums, ring, at, silu, length, n_weights, row, start, stop,
+    number, lanes,
+):  # fmt: skip
+    """`ring` has the gradients of the last K sums."""
+    n_before, slot, pitch = n_weights - 1, at % n_weights, row + WIDTH
+    for i in range(start, stop, width_of(lanes)):
+        if at < length:
+            g_t = load(g, at * row + i, lanes)
+            if silu != 0:
+                found = _convolved(x, x_time, state, weight, bias, at, n_weights, row, i, number, lanes)
+                g_t = g_t * _slope(found, sigmoid(found), lanes)
+            store(ring, slot * pitch + i, lanes, g_t)
+            store(sums, n_weights * pitch + i, lanes, load(sums, n_weights * pitch + i, lanes) + g_t)
+            for k in range(n_weights):
+                x_k = _tap(x, x_time, state, at + k, n_before, row, i, number, lanes)
+                store(sums, k * pitch + i, lanes, multiply_add(g_t, x_k, load(sums, k * pitch + i, lanes)))
+        found = zeros(lanes)
+        for k in range(max(0, at - length + 1), min(n_before, at) + 1):
+            g_k = load(ring, (slot - k if slot >= k else slot - k + n_weights) * pitch + i, lanes)
+            found = multiply_add(g_k, load(weight, k * row + i, lanes), found)
+        if at < n_before:
+            store(d_state, at * row + i, lanes, found)
+        else:
+            store(d_x, (at - n_before) * row + i, number, found)
+
+
+@cache
+def shifted_kernels(number: str) -> KernelPair:
+    """Return the kernels of y_t = bias + sum_k weight_k x_{t - K + 1 + k}, or of SiLU(y_t), for x of this type."""
+    size, wide, one = Lanes(number, 1).n_bytes, Lanes(number, WIDTH), Lanes(number, 1)
+
+    def forward(x, state, weight, bias, y, silu, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
+        (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
+        for job in prange(batch * spans):
+            sequence, start = job // spans, job % spans * span
+            stop, inputs = min(row, start + span), x_start + size * sequence * x_batch
+            whole = start + (stop - start) // WIDTH * WIDTH
+            before, out = state + 4 * sequence * (n_weights - 1) * row, y + 4 * sequence * length * row
+            for t in range(length):
+                _shifted_forth(
+                    inputs, x_time, before, weight, bias, out, t, silu, n_weights, row, start, whole, wide, _WIDE
+                )
+                _shifted_forth(
+                    inputs, x_time, before, weight, bias, out, t, silu, n_weights, row, whole, stop, one, _ONE
+                )
+
+    def backward(  # type: ignore[no-untyped-def]
+        x, state, weight, bias, g, d_x, d_state, d_weight, rings, silu, batch, length, n_weights, row, span
+    ):
+        """`d_weight` has room for each sequence's sums, of the weights and then of the bias, and comes as zeros.
+
+        Its rows and those of `rings` are a vector longer: a power of 2 apart, they would share a set of the cache.
+        """
+        (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
+        for job in prange(batch * spans):
+            sequence, start = job // spans, job % spans * span
+            stop, n_before, inputs = min(row, start + span), n_weights - 1, x_start + size * sequence * x_batch
+            whole = start + (stop - start) // WIDTH * WIDTH
+            before, to_before = state + 4 * sequence * n_before * row, d_state + 4 * sequence * n_before * row
+            given, to_x = g + 4 * sequence * length * row, d_x + size * sequence * length * row
+            skipped = 4 * sequence * (n_weights + 1) * (row + WIDTH)
+            sums, ring = d_weight + skipped, rings + skipped
+            for at in range(length + n_before):
+                _shifted_back(
+                    inputs, x_time, before, weight, bias, given, to_x, to_before, sums, ring, at, silu, length,
+                    n_weights, row, start, whole, wide, _WIDE,
+                )  # fmt: skip
+                _shifted_back(
+                    inputs, x_time, before, weight, bias, given, to_x, to_before, sums, ring, at, silu, length,
+                    n_weights, row, whole, stop, one, _ONE,
+                )  # fmt: skip
+
+    return KernelPair(Kernel(forward), Kernel(backward))
+
+
+# A recurrence's output y, with the skip and the gate of its layer, normalised or not, in one walk over rows forward and
+# one for all gradients.
+#   s = y + skip u;  out = weight r s SiLU(z);  r = 1, or 1 / sqrt(mean(n^2) + epsilon) over each group of the row
+#   n = s (the norm before the gate) or s SiLU(z) (after it)
+# A job is a span of rows, and has two rows of scratch memory. y, u and z come with strides in numbers, z and out in
+# float32 or bfloat16, all else in float32; u and its skip, and weight, may be missing: their addresses are 0 then.
+# `numbers` are 1 / channels of a group, and epsilon; after `period` channels the weights start again.
+
+PLAIN, BEFORE, AFTER = 0, 1, 2  # no norm, or its place
+
+
+@compile_inline
+def _skipped(y, u, skip, i, lanes):  # type: ignore[no-untyped-def]
+    s = load(y, i, lanes)
+    return s if u == 0 else multiply_add(load(u, i, lanes), load(skip, i, lanes), s)
+
+
+@compile_inline
+def _weighted(g, weight, i, lanes):  # type: ignore[no-untyped-def]
+    return g if weight == 0 else g * load(weight, i, lanes)
+
+
+@compile_inline
+def _squares(y, u, skip, z, kept, norm, start, stop, number, lanes):  # type: ignore[no-untyped-def]
+    """Keep s SiLU(z), and sum what the norm divides."""
+    found = zeros(lanes)
+    for i in range(start, stop, width_of(lanes)):
+        s = _skipped(y, u, skip, i, lanes)
+        z_i = load(z, i, number)
+        gated = s * (z_i * sigmoid(z_i))
+        store(kept, i, lanes, gated)
+        n = s if norm == BEFORE else gated
+        found = multiply_add(n, n, found)
+    return total(found)
+
+
+@compile_inline
+def _write_gated(kept, weight, out, r, start, stop, number, lanes):  # type: ignore[no-untyped-def]
+    scale = spread(r, lanes)
+    for i in range(start, stop, width_of(lanes)):
+        store(out, i, number, _weighted(scale * load(kept, i, lanes), weight, i, lanes))
+
+
+@compile_inline
+def _correlation(y, u, skip, z, weight, g, kept, slopes, start, stop, number, lanes):  # type: ignore[no-untyped-def]
+    """Keep SiLU(z) and s SiLU'(z), and sum g weight s SiLU(z)."""
+    found = zeros(lanes)
+    for i in range(start, stop, width_of(lanes)):
+        s = _skipped(y, u, skip, i, lanes)
+        z_i = load(z, i, number)
+        share = sigmoid(z_i)
+        gate = z_i * share
+        store(slopes, i, lanes, s * _slope(z_i, share, lanes))
+        store(kept, i, lanes, gate)
+        found = multiply_add(_weighted(load(g, i, number), weight, i, lanes), s * gate, found)
+    return total(found)
+
+
+@compile_inline
+def _gated_back(  # type: ignore[no-untyped-def]
+    y, u, skip, z, weight, g, kept, slopes, d_y, d_u, d_z, sums, row, norm, r, less, start, stop, number, lanes
+):
+    """`less` is r^2 times the mean of what `_correlation` sums, 0 without a norm."""
+    r_, less_ = spread(r, lanes), spread(less, lanes)
+    for i in range(start, stop, width_of(lanes)):
+        s, gate, g_i = _skipped(y, u, skip, i, lanes), load(kept, i, lanes), load(g, i, number)
+        of_gated = _weighted(g_i, weight, i, lanes)
+        if norm == AFTER:
+            of_gated = of_gated - s * gate * less_
+        d_s = r_ * (gate * of_gated)
+        if norm == BEFORE:
+            d_s = d_s - r_ * (s * less_)
+        store(d_y, i, lanes, d_s)
+        store(d_z, i, number, r_ * load(slopes, i, lanes) * of_gated)
+        if weight != 0:
+            store(sums, i, lanes, multiply_add(g_i, r_ * (s * gate), load(sums, i, lanes)))
+        if u != 0:
+            store(d_u, i, lanes, d_s * load(skip, i, lanes))
+            store(sums, row + i, lanes, multiply_add(d_s, load(u, i, lanes), load(sums, row + i, lanes)))
+
+
+@cache
+def gated_kernels(number: str) -> KernelPair:
+    """Return the kernels for gates of this type."""
+    size, wide, one = Lanes(number, 1).n_bytes, Lanes(number, WIDTH), Lanes(number, 1)
+
+    def forward(  # type: ignore[no-untyped-def]
+        y, u, skip, z, weight, numbers, out, scales, scratch, batch, length, row, period, group, norm, span
+    ):
+        (y_0, y_batch, y_time), (u_0, u_batch, u_time), (z_0, z_batch, z_time) = y, u, z
+        whole, n = group // WIDTH * WIDTH, row // group
+        for job in prange((batch * length + span - 1) // span):
+            kept = scratch + 8 * job * group
+            for at in range(job * span, min(batch * length, (job + 1) * span)):
+                b, t = at // length, at % length
+                for j in range(n):
+                    c = j * group
+                    y_t, skip_t = y_0 + 4 * (b * y_batch + t * y_time + c), skip + 4 * c
+                    u_t = u_0 + 4 * (b * u_batch + t * u_time + c) if u_0 != 0 else 0
+                    z_t = z_0 + size * (b * z_batch + t * z_time + c)
+                    weight_t, out_t = weight + 4 * (c % period) if weight != 0 else 0, out + size * (at * row + c)
+                    found = _squares(y_t, u_t, skip_t, z_t, kept, norm, 0, whole, wide, _WIDE)
+                    found = found + _squares(y_t, u_t, skip_t, z_t, kept, norm, whole, group, one, _ONE)
+                    r = exp(zeros(_ONE))
+                    if norm != PLAIN:
+                        r = divide(r, sqrt(multiply_add(found, load(numbers, 0, _ONE), load(numbers, 1, _ONE))))
+                        store(scales, at * n + j, _ONE, r)
+                    _write_gated(kept, weight_t, out_t, r, 0, whole, wide, _WIDE)
+                    _write_gated(kept, weight_t, out_t, r, whole, group, one, _ONE)
+
+    def backward(  # type: ignore[no-untyped-def]
+        y,
+        u,
+        skip,
+        z,
+        weight,
+        numbers,
+        g,
+        scales,
+        d_y,
+        d_u,
+        d_z,
+        sums,
+        scratch,
+        batch,
+        length,
+        row,
+        period,
+        group,
+        norm,
+        span,
+    ):
+        """`sums` has room for each job's sums, of the weight and then of the skip, and comes as zeros."""
+        (y_0, y_batch, y_time), (u_0, u_batch, u_time), (z_0, z_batch, z_time) = y, u, z
+        whole, n = group // WIDTH * WIDTH, row // group
+        for job in prange((batch * length + span - 1) // span):
+            kept = scratch + 8 * job * group
+            slopes = kept + 4 * group
+            for at in range(job * span, min(batch * length, (job + 1) * span)):
+                b, t = at // length, at % length
+                for j in range(n):
+                    c, to = j * group, at * row + j * group
+                    y_t, skip_t = y_0 + 4 * (b * y_batch + t * y_time + c), skip + 4 * c
+                    u_t = u_0 + 4 * (b * u_batch + t * u_time + c) if u_0 != 0 else 0
+                    z_t = z_0 + size * (b * z_batch + t * z_time + c)
+                    weight_t, g_t = weight + 4 * (c % period) if weight != 0 else 0, g + size * to
+                    r, less = exp(zeros(_ONE)), zeros(_ONE)
+                    first = _correlation(y_t, u_t, skip_t, z_t, weight_t, g_t, kept, slopes, 0, whole, wide, _WIDE)
+                    rest = _correlation(y_t, u_t, skip_t, z_t, weight_t, g_t, kept, slopes, whole, group, one, _ONE)
+                    if norm != PLAIN:
+                        r = load(scales, at * n + j, _ONE)
+                        less = r * r * ((first + rest) * load(numbers, 0, _ONE))
+                    places = d_y + 4 * to, d_u + 4 * to, d_z + size * to, sums + 4 * (2 * job * row + c)
+                    _gated_back(
+                        y_t, u_t, skip_t, z_t, weight_t, g_t, kept, slopes, *places, row, norm, r, less, 0, whole,
+                        wide, _WIDE,
+                    )  # fmt: skip
+                    _gated_back(
+                        y_t, u_t, skip_t, z_t, weight_t, g_t, kept, slopes, *places, row, norm, r, less, whole, group,
+                        one, _ONE,
+                    )  # fmt: skip
+
+    return KernelPair(Kernel(forward), Kernel(backward))
 
 
 # B and C of Mamba-3 turned by angles, and their products, in one walk over rows.

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require_at_least, require_layout, sentence
 from recurra.layers.feed_forward import LinearWeights
-from recurra.layers.norms import at_least_float32
+from recurra.layers.norms import NUMBERS, at_least_float32
 from recurra.lengths import mask_fill
 from recurra.ops._operator import (
+    HALF,
     Differentiable,
     OneNode,
     addresses,
@@ -198,38 +199,42 @@ def shifted_products(
     state: Float[Tensor, "B K_1 D"],
     weight: Float[Tensor, "K D"],
     bias: Float[Tensor, " D"] | None,
+    silu: bool = False,
 ) -> Float[Tensor, "B L D"]:
-    """Compute y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}, with the inputs before x in `state`.
+    """Compute y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}, with the inputs before x in `state`; or SiLU(y_t).
 
-    On a CPU a kernel does it in one walk, and another takes all gradients. It is the reference itself for other types
-    and devices, for a single step without gradients, and under torch.compile, torch.func and forward derivatives.
+    x may also be bfloat16 where all else, and y, is float32. On a CPU a kernel does it in one walk, and another takes
+    all gradients. It is the reference itself for other types and devices, for a single step without gradients, and
+    under torch.compile, torch.func and forward derivatives.
     """
     _check(x, state, weight, bias)
     is_one_step = x.shape[1] == 1 and not needs_gradient(x, state, weight, bias)
-    if is_one_step or not numba_kernels_take(x):
-        return _shifted_products_reference(x, state, weight, bias)
-    return _shifted_products(x, state, weight, bias)[0]
+    if is_one_step or not numba_kernels_take(x, *NUMBERS) or weight.dtype != torch.float32:
+        return _shifted_products_reference(x, state, weight, bias, silu)
+    return _shifted_products(x, state, weight, bias, silu, x.dtype)[0]
 
 
 def _check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if x.ndim != 3:
         raise ValueError(sentence("x", kind_of(x), "(B, L, D)"))
-    (batch, _, row), kind = x.shape, (x.dtype, x.device)
+    (batch, _, row), kind = x.shape, (torch.float32 if x.dtype in HALF else x.dtype, x.device)
     require_layout("weight", weight, (weight.shape[0], row), *kind)
     require_layout("state", state, (batch, weight.shape[0] - 1, row), *kind)
     if bias is not None:
         require_layout("bias", bias, (row,), *kind)
 
 
-def _shifted_products_reference(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _shifted_products_reference(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool = False, _: torch.dtype | None = None
+) -> Tensor:
     """Compute the same in plain operators."""
-    known, length = torch.cat([state, x], 1), x.shape[1]
+    known, length = torch.cat([state, at_least_float32(x)], 1), x.shape[1]
     weight = weight.contiguous()  # the products below read rows of D numbers
     first, *shifted = (known[:, k : k + length] for k in range(weight.shape[0]))
     y = first * weight[0] if bias is None else torch.addcmul(bias, first, weight[0])
     for k, inputs in enumerate(shifted, 1):
         y = torch.addcmul(y, inputs, weight[k])
-    return y
+    return functional.silu(y) if silu else y
 
 
 def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
@@ -239,30 +244,38 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
     return (batch, length, weight.shape[0], row, span), {"jobs": batch * -(-row // span), "work": work}
 
 
-def _forward(keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[tuple, tuple]:
-    from recurra.layers._cpu import shifted_forward
+def _forward(
+    keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, dtype: torch.dtype
+) -> tuple[tuple, tuple]:
+    from recurra.layers._cpu import shifted_kernels
 
     inputs = last_dim_contiguous(x.detach().resolve_neg())
     before, rows = state.detach().contiguous(), weight.contiguous()
-    added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
-    y, (sizes, work) = x.new_empty(x.shape), _sizes(x, weight)
-    shifted_forward(describe(inputs), *addresses(before, rows, added, y), *sizes, **work)
+    added = before.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
+    y, (sizes, work) = before.new_empty(x.shape), _sizes(x, weight)
+    shifted_kernels(NUMBERS[dtype]).forward(
+        describe(inputs), *addresses(before, rows, added, y), int(silu), *sizes, **work
+    )
     return (y,), (x, state, weight, bias)
 
 
-def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.layers._cpu import shifted_backward
+def _backward(
+    gradients: tuple, saved: tuple, needs: tuple, silu: bool, dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    from recurra.layers._cpu import shifted_kernels
 
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved
-    require_layout("x", x, tuple(gradient.shape), torch.float32, torch.device("cpu"))
+    require_layout("x", x, tuple(gradient.shape), dtype, torch.device("cpu"))
     inputs, before, rows = last_dim_contiguous(x.resolve_neg()), state.contiguous(), weight.contiguous()
+    added = before.new_zeros(x.shape[2]) if bias is None else bias.contiguous()
     given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
-    d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)
-    sums = x.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])
-    places = addresses(before, rows, given, d_x, d_state, sums)
-    shifted_backward(describe(inputs), *places, *sizes, **work)
-    found = sums.sum(0)
+    d_x, d_state = x.new_empty(x.shape), state.new_empty(state.shape)
+    sums = state.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2] + 16)  # padded, as the kernel says
+    rings = torch.empty_like(sums)
+    places = addresses(before, rows, added, given, d_x, d_state, sums, rings)
+    shifted_kernels(NUMBERS[dtype]).backward(describe(inputs), *places, int(silu), *sizes, **work)
+    found = sums.sum(0)[:, : x.shape[2]]
     return d_x, d_state, found[:-1], None if bias is None else found[-1]
 
 
@@ -277,8 +290,7 @@ _MANY = 16  # weights: with fewer, shifted products are faster than transforms
 class ShortConvolution(nn.Module):
     """y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}: every channel has its own filter of K = `kernel_size` steps.
 
-    The caller applies any activation. The last weight multiplies the current step, as in `torch.nn.Conv1d` over inputs
-    padded on the left.
+    The last weight multiplies the current step, as in `torch.nn.Conv1d` over inputs padded on the left.
 
     The weights have the names, shapes (D, 1, K) and start of `torch.nn.Conv1d(D, D, K, groups=D)`, so that published
     ones load. The state is the last K - 1 counted inputs (B, K - 1, D), the oldest first: in x's own layout, a step
@@ -312,6 +324,8 @@ class ShortConvolution(nn.Module):
         x: Float[Tensor, "B L D"],
         state: Float[Tensor, "B K_1 D"] | None = None,
         mask: Bool[Tensor, "B L"] | None = None,
+        *,
+        silu: bool = False,
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B K_1 D"]]:
         """Convolve at least one step.
 
@@ -319,6 +333,7 @@ class ShortConvolution(nn.Module):
             x: the inputs; at padding they are not read, not even NaN.
             state: the last K - 1 counted inputs before these; zeros if None.
             mask: True where a step counts.
+            silu: return SiLU(y), in float32 or better.
 
         Returns:
             y in x's type, anything at padding, and the next state, in memory of its own.
@@ -326,32 +341,36 @@ class ShortConvolution(nn.Module):
         if state is None:
             real = torch.promote_types(x.dtype, torch.float32)
             state = x.new_zeros((x.shape[0], self.kernel_size - 1, x.shape[2]), dtype=real)
+        kind = torch.promote_types(x.dtype, torch.float32) if silu else x.dtype
         if mask is None:
-            return self._of_all_steps(x, state)
+            return self._of_all_steps(x, state, silu, kind)
         counted_first = torch.argsort((~mask).byte(), dim=1, stable=True)
         moved = _rows(at_least_float32(mask_fill(x, mask, 0)), counted_first)
-        known, y = torch.cat([state, moved], 1), self._convolve(moved, state).to(x.dtype)
+        known, y = torch.cat([state, moved], 1), self._convolve(moved, state, silu).to(kind)
         last = mask.sum(1, keepdim=True) + torch.arange(self.kernel_size - 1, device=x.device)
         return _rows(y, (mask.cumsum(1) - 1).clamp(min=0)), _rows(known, last)
 
-    def _of_all_steps(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        length, inputs, n_before = x.shape[1], at_least_float32(x), self.kernel_size - 1
-        y = self._convolve(inputs, state).to(x.dtype)
+    def _of_all_steps(self, x: Tensor, state: Tensor, silu: bool, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        length, n_before = x.shape[1], self.kernel_size - 1
+        y = self._convolve(x, state, silu).to(kind)
         if not is_any_length(length) and length >= n_before:  # without a copy of all inputs
-            return y, inputs[:, length - n_before :].to(state.dtype, copy=True)
-        return y, torch.cat([state, inputs], 1)[:, length:].clone()
+            return y, x[:, length - n_before :].to(state.dtype, copy=True)
+        return y, torch.cat([state, at_least_float32(x)], 1)[:, length:].clone()
 
-    def _convolve(self, x: Tensor, state: Tensor) -> Tensor:
+    def _convolve(self, x: Tensor, state: Tensor, silu: bool) -> Tensor:
         """The outputs of x, from its steps and the K - 1 before."""
         weight = at_least_float32(self.weight)[:, 0].t()  # (K, D)
         bias = None if self.bias is None else at_least_float32(self.bias)
-        if not isinstance(x.shape[1], torch.SymInt) and x.shape[1] == 1:
+        is_one_step = not isinstance(x.shape[1], torch.SymInt) and x.shape[1] == 1
+        if not is_one_step and self.kernel_size < _MANY:
+            return shifted_products(x, state, weight, bias, silu)
+        x = at_least_float32(x)
+        if is_one_step:
             y = (torch.cat([state, x], 1) * weight).sum(1, keepdim=True)
-        elif self.kernel_size >= _MANY:
-            y, _ = convolve_window(x, weight.flip(0), state)
         else:
-            return shifted_products(x, state, weight, bias)
-        return y if bias is None else y + bias
+            y, _ = convolve_window(x, weight.flip(0), state)
+        y = y if bias is None else y + bias
+        return functional.silu(y) if silu else y
 
 
 def _rows(x: Float[Tensor, "B L D"], steps: Tensor) -> Float[Tensor, "B n D"]:

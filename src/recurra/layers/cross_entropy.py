@@ -7,9 +7,8 @@ from torch.nn import functional
 
 from recurra.checks import require_layout
 from recurra.layers.embeddings import IGNORED_TARGET
+from recurra.layers.norms import NUMBERS
 from recurra.ops._operator import Differentiable, addresses, numba_kernels_take
-
-_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -19,7 +18,7 @@ def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> F
     but a number for each row. It is the reference itself for other types and devices, and under torch.compile,
     torch.func and forward derivatives. All targets are in the vocabulary or ignored.
     """
-    if not numba_kernels_take(logits, *_NUMBERS):
+    if not numba_kernels_take(logits, *NUMBERS):
         return _cross_entropy_reference(logits, targets)
     return _cross_entropy(logits, targets)[0]
 
@@ -36,7 +35,7 @@ def _forward(keep: bool, logits: Tensor, targets: Tensor) -> tuple[tuple, tuple]
 
     dense, (rows, columns) = logits.detach().contiguous(), logits.shape
     largest, sums = (dense.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    cross_entropy_kernels(_NUMBERS[dense.dtype]).forward(
+    cross_entropy_kernels(NUMBERS[dense.dtype]).forward(
         *addresses(dense, largest, sums), rows, columns, jobs=rows, work=dense.numel()
     )
     # Kept apart: in their sum, large logits would leave the logarithm few digits.
@@ -57,7 +56,7 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor, Non
     largest, log_sums = largest.contiguous(), log_sums.contiguous()
     counts = targets != IGNORED_TARGET
     scales, found = gradient.where(counts, 0.0).contiguous(), torch.empty_like(dense)
-    cross_entropy_kernels(_NUMBERS[dense.dtype]).backward(
+    cross_entropy_kernels(NUMBERS[dense.dtype]).backward(
         *addresses(dense, largest, log_sums, scales, found), rows, columns, jobs=rows, work=dense.numel()
     )
     # By itself, because softmax - 1 of a probable target would lose digits in bfloat16.

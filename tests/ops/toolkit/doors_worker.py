@@ -16,6 +16,7 @@ from recurra.decoding.linear import _decoding_linear
 from recurra.layers.convolution import shifted_products
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.features import positive_features
+from recurra.layers.norms import RMSNorm, gated
 from recurra.layers.positions import turned
 from recurra.ops.cells.gru import GRUCell, HiddenWeights, RecurrentWeights, gru_after, gru_sequence
 from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
@@ -242,6 +243,12 @@ def of_saved_tensors():
     rotated = [ones(4, 6, 2, 8), ones(4, 6, 2, 8), ones(4, 6, 2, 3), ones(4, 6, 2, 1)]
     calls = {
         "shifted products": (shifted_products, [ones(4, 6, 5), ones(4, 3, 5), ones(4, 5), ones(5)], range(4), range(4)),
+        "gated": (
+            lambda y, z, u, skip: gated(y, z, RMSNorm(3), skip=(u, skip)),
+            [ones(4, 5, 6), ones(4, 5, 6), ones(4, 5, 6), ones(6)],
+            range(6),
+            range(6),
+        ),
         "sLSTM": (lambda p, w, *state: slstm_sequence(p, w, SLSTMParts(*state))[0], slstm, range(8), range(8)),
         "turned": (lambda *x: sum(part.sum() for part in turned(*x)), rotated, range(5), range(5)),
         "cross-entropy": (cross_entropy, [ones(6, 9), torch.arange(6)], (2, 3), (2, 3)),

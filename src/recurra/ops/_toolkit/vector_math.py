@@ -217,7 +217,7 @@ def _elementwise(name: str) -> Any:
     return intrinsic(function)
 
 
-exp, softplus, sigmoid, tanh = map(_elementwise, ("exp", "softplus", "sigmoid", "tanh"))
+exp, softplus, sigmoid, tanh, sqrt = map(_elementwise, ("exp", "softplus", "sigmoid", "tanh", "sqrt"))
 maximum, divide = map(_elementwise, ("maximum", "div"))
 
 
