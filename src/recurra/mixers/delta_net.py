@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads, require_positive
 from recurra.layers.convolution import ShortConvolution
@@ -72,16 +71,15 @@ class DeltaMixer(Mixer):
         state: DeltaNetState,
         mask: Bool[Tensor, "B L"] | None,
     ) -> tuple[Float[Tensor, "B L d_v"], DeltaNetState]:
-        """Convolve, run the delta rule with decay `a`, 1 if None, and norm each head's output."""
-        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
-        parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
-        heads = (self.n_qk_heads, self.n_qk_heads, self.n_heads)
-        q, k, v = (at_least_float32(part).unflatten(-1, (n, -1)) for part, n in zip(parts, heads))
+        """Convolve, and run the delta rule with decay `a`, 1 if None; the outputs of the heads side by side."""
+        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask, silu=True)
+        parts, heads = qkv.split([self.d_qk, self.d_qk, self.d_v], -1), (self.n_qk_heads, self.n_qk_heads, self.n_heads)
+        q, k, v = (part.unflatten(-1, (n, -1)) for part, n in zip(parts, heads))
         q, k = (spread_over_heads(part, self.n_heads) for part in (q, k))
         b = mask_fill(self._rate(x), mask, 0)
         a = b.new_ones(()).expand(b.shape) if a is None else mask_fill(a, mask, 1)
         y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
-        return self.norm(y).flatten(-2), DeltaNetState(h, inputs)
+        return y.flatten(-2), DeltaNetState(h, inputs)
 
     def _rate(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L H"]:
         return self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x)))
@@ -124,4 +122,5 @@ class DeltaNet(DeltaMixer):
 
     def mix(self, x: Tensor, state: DeltaNetState, mask: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         y, state = self.read(x, None, state, mask)
+        y = self.norm(y.unflatten(-1, (self.n_heads, -1))).flatten(-2)
         return self.output_projection(y.to(x.dtype)), state

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads
-from recurra.layers.norms import at_least_float32
+from recurra.layers.norms import at_least_float32, gated
 from recurra.layers.state_space import inverse_softplus_of_steps
 from recurra.mixers.base import register_mixer
 from recurra.mixers.delta_net import DeltaMixer, DeltaNetState
@@ -78,4 +78,4 @@ class GatedDeltaNet(DeltaMixer):
 
     def mix(self, x: Tensor, state: DeltaNetState, mask: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         y, state = self.read(x, self._decay(x), state, mask)
-        return self.output_projection((y * functional.silu(self.gate_projection(x))).to(x.dtype)), state
+        return self.output_projection(gated(y, self.gate_projection(x), self.norm)), state

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads, require_positive, require_whole_number
-from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.norms import RMSNorm, at_least_float32, gated
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops._operator import without_autocast
@@ -86,5 +86,5 @@ class GatedLinearAttention(Mixer):
         with without_autocast(x):  # its matrix products would round sums to bfloat16
             q, k, a = q * q.shape[-1] ** -0.5, mask_fill(k, mask, 0), mask_fill(a, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, a, state=h0), a, state.h)
-        y = (self.norm(y).flatten(-2) * functional.silu(gate)).to(x.dtype)
+        y = gated(y.flatten(-2), gate, self.norm)
         return self.output_projection(y), GatedLinearAttentionState(h)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_positive
 from recurra.layers.convolution import ShortConvolution
-from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.norms import RMSNorm, at_least_float32, gated
 from recurra.layers.state_space import inverse_softplus_of_steps
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
@@ -102,24 +102,24 @@ class Mamba(Mixer):
     ) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
         """Return exp(Delta_t A) of every channel and mode, and phases of 0, after `state`; None starts a stream."""
         inputs = None if state is None else state.inputs
-        u, _ = self._convolved(self.input_projection(x).chunk(2, -1)[0], inputs, None)
-        step, _, _ = self._selected(u)
+        projected = self.input_projection(x).chunk(2, -1)[0]
+        u, _ = self._convolved(projected, inputs, None)
+        step, _, _ = self._selected(u.to(projected.dtype))
         magnitude = torch.exp(step[..., None] * self._eigenvalues()).flatten(2)
         return magnitude, torch.zeros_like(magnitude)
 
     def mix(self, x: Tensor, state: MambaState, mask: Tensor | None) -> tuple[Tensor, MambaState]:
         u, z = self.input_projection(x).chunk(2, -1)
         u, inputs = self._convolved(u, state.inputs, mask)
-        step, b, c = self._selected(u)
-        u = at_least_float32(u)
+        step, b, c = self._selected(u.to(z.dtype))
         y, h = selective_scan(u, mask_fill(step, mask, 0), self._eigenvalues(), b, c, state.h)
-        y = (y + at_least_float32(self.skip) * u) * functional.silu(at_least_float32(z))
-        return self.output_projection(y.to(x.dtype)), MambaState(h, inputs)
+        y = gated(y, z, skip=(u, at_least_float32(self.skip)))
+        return self.output_projection(y), MambaState(h, inputs)
 
     def _convolved(self, x: Tensor, inputs: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """u, and the convolution's next state."""
-        u, inputs = self.convolution(x, inputs, mask)
-        return functional.silu(u), inputs
+        """u, in float32 or better, and the convolution's next state."""
+        convolved: tuple[Tensor, Tensor] = self.convolution(x, inputs, mask, silu=True)
+        return convolved
 
     def _selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Delta (B, L, d_inner), B and C (B, L, d_state) of every step."""

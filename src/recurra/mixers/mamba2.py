@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
-from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.norms import RMSNorm, at_least_float32, gated
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
@@ -100,17 +100,17 @@ class Mamba2(Mixer):
 
     def mix(self, x: Tensor, state: Mamba2State, mask: Tensor | None) -> tuple[Tensor, Mamba2State]:
         z, convolved, step = self._projected(x)
-        convolved, inputs = self.convolution(convolved, state.inputs, mask)
-        u, b, c = at_least_float32(functional.silu(convolved)).split(self._parts, -1)
-        u = u.unflatten(-1, (self.n_heads, -1))
+        convolved, inputs = self.convolution(convolved, state.inputs, mask, silu=True)
+        u, b, c = convolved.split(self._parts, -1)
+        heads = u.unflatten(-1, (self.n_heads, -1))
         b, c = (spread_over_heads(part.unflatten(-1, (self.n_groups, -1)), self.n_heads) for part in (b, c))
         step = self._step_sizes(step, mask)
         transition = torch.exp(step * self._eigenvalues())[..., None]
         with without_autocast(x):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(c, b, step[..., None] * u, transition, state=state.h)
-        y = (y + at_least_float32(self.skip)[:, None] * u).flatten(-2)
-        y = self.norm(y * functional.silu(at_least_float32(z)))
-        return self.output_projection(y.to(x.dtype)), Mamba2State(h, inputs)
+            y, h = gate_loop(c, b, step[..., None] * heads, transition, state=state.h)
+        skip = at_least_float32(self.skip)[:, None].expand(heads.shape[2:]).flatten()
+        y = gated(y.flatten(-2), z, self.norm, skip=(u, skip), after=True)
+        return self.output_projection(y), Mamba2State(h, inputs)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """z, what the convolution takes, and Delta before its bias."""

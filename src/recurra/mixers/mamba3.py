@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import choose, require, require_at_least, require_heads
-from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.norms import RMSNorm, at_least_float32, gated
 from recurra.layers.positions import turn, turned
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
 from recurra.lengths import mask_fill
@@ -142,9 +142,9 @@ class Mamba3(Mixer):
         h = h + written[..., None] * _last_counted(state.u, u, mask)[:, :, None]
         h = turn(h.transpose(-1, -2), -angles[:, -1, :, None])
         y = y + (at_least_float32(self.skip)[:, None] + now * dots) * u
-        y = y.flatten(-2) * functional.silu(at_least_float32(z))
+        y = gated(y.flatten(-2), z)
         last = Mamba3State(h.transpose(-1, -2), _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
-        return self.output_projection(y.to(x.dtype)), last
+        return self.output_projection(y), last
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """z, u, B, C, and Delta, A, lambda and theta before their activations."""
