@@ -9,11 +9,13 @@ from recurra.decoding.memory import StepNotCompiled
 from recurra.ops.delta_rule.operator import delta_rule
 from recurra.ops.gate_loop import fused  # noqa: F401  (the operator of the rule)
 from recurra.ops.scan import operator as operators  # noqa: F401
+from recurra.ops.selective_scan.operator import selective_scan
 
 WEIGHT = torch.randn(7, 6)
 VECTOR = torch.rand(6) + 0.5
 TURN = torch.polar(torch.rand(6), torch.randn(6))
 TABLE = torch.randn(9, 6)
+EIGENVALUES = -torch.rand(37, 5)
 
 
 def fused_steps(x, z):
@@ -28,6 +30,11 @@ def fused_steps(x, z):
 def delta_step(x, h):
     q, k, v, ab = x[..., :5], x[..., 5:10], x[..., 10:17], x[..., 17:].sigmoid()
     return delta_rule(q, k, v, ab[..., 0], ab[..., 1], h, mode="fused")
+
+
+def selective_steps(x, step, h):
+    b, c = x[..., :5], x[..., 5:10]
+    return selective_scan(x, step.exp(), EIGENVALUES, b, c, h)
 
 
 X, Z, S, H = (3, 6), (3, 6, None), (2, 1, 6), (2, 6)  # None: complex
@@ -62,6 +69,8 @@ STEPS = {
     "scan": (lambda x, h: (scan(VECTOR.expand(x.shape), x, h, False, "numba"),), [S, H]),
     "complex scan": (lambda x, h: (scan(TURN.expand(x.shape), x, h, False, "numba"),), [(*S, None), (*H, None)]),
     "delta rule": (delta_step, [(2, 1, 3, 19), (2, 3, 5, 7)]),
+    "selective scan": (selective_steps, [(2, 1, 37), (2, 1, 37), (2, 5, 37)]),
+    "selective scan of 4": (selective_steps, [(2, 4, 37), (2, 4, 37), (2, 5, 37)]),
     "gate loop": (fused_steps, [(2, 1, 6, 5), (2, 6, 1, None)]),
     "scan of 4": (lambda x, h: (scan(VECTOR.expand(x.shape), x, h, False, "numba"),), [(2, 4, 6), H]),
     "complex, of 4": (lambda z, h: (scan(z, z, h, False, "numba"),), [(2, 4, 6, None), (*H, None)]),

@@ -7,6 +7,8 @@ constants, intermediate results); the other bases are the tensors of one call: t
     MAP        out = function(a, b)                    up to 4 dimensions, the innermost first, with strides in bytes
     NORMALISE  out = (a - mean) / sqrt(var + d) b + c  rows a (n0, n1), b and c (n1), d one number
     LOOK_UP    out (n0, n1) = rows of b (n2, n1)       a: n0 int64 row numbers; one that does not exist ends the run
+    SELECT     out (n0, n1, n2) = a selective scan     a and step sizes b like out, eigenvalues c (n3, n2), d and e
+               (n0, n1, n3), state f (n0, n3, n2), last state g like f: g = exp(b c) f + b a d, out = sum of e g
     REPEAT     run the next n0 rows, all MAPs, n1 times: in each turn their operands lie some bytes further on
 
 All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0
@@ -19,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT = range(5)
+LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT, SELECT = range(6)
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 """How a matrix keeps its numbers."""
 
@@ -29,8 +31,8 @@ FUNCTIONS = (
 )
 """What a MAP computes; its number is the place in this list. Functions of one argument ignore b."""
 
-OPERANDS, DIMENSIONS = 5, 4
-OUT, A, B, C, D = range(OPERANDS)
+OPERANDS, DIMENSIONS = 8, 4
+OUT, A, B, C, D, E, F, G = range(OPERANDS)
 
 OPCODE, KIND, BASES = 0, 1, 2
 OFFSETS = BASES + OPERANDS

@@ -319,6 +319,14 @@ def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor
     _recur(memory, *map(_planes, (h, a, b, h0)))
 
 
+@_rule("recurra.selective_scan.default")
+def _selective_scan(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
+    *inputs, keep = operands
+    if keep:
+        raise StepNotCompiled("a selective scan keeps states for derivatives")
+    memory.select(*outs[:2], *inputs)
+
+
 @_rule("recurra.delta_rule_fused.default")
 def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
     q, k, v, a, b, state, *_ = operands

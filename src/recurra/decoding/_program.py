@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from recurra.decoding._instructions import LINEAR, Instruction, share_workspace
 from recurra.decoding._lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
@@ -41,7 +40,6 @@ class StateForm:
 
     def __init__(self, like: Any) -> None:
         self._like = like
-        self._leaves, self._structure = tree_flatten(like)
 
     def flatten(self, state: Any) -> list[Tensor] | None:
         """Give the tensors of a state, depth first; None if it is nested differently or has other numbers.
@@ -53,9 +51,7 @@ class StateForm:
 
     def unflatten(self, flat: Sequence[Tensor]) -> Any:
         """Give the state of these tensors."""
-        parts = iter(flat)
-        leaves = [next(parts) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        return tree_unflatten(leaves, self._structure)
+        return _nested(self._like, iter(flat))
 
 
 def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
@@ -67,6 +63,15 @@ def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
     if isinstance(like, (tuple, list)):
         return len(state) == len(like) and all(_collect(part, model, found) for part, model in zip(state, like))
     return bool(state == like)
+
+
+def _nested(like: Any, parts: Iterator[Tensor]) -> Any:
+    if isinstance(like, Tensor):
+        return next(parts)
+    if not isinstance(like, (tuple, list)):
+        return like
+    inner = [_nested(part, parts) for part in like]
+    return type(like)(*inner) if hasattr(like, "_fields") else type(like)(inner)
 
 
 class _LoweredStep(NamedTuple):

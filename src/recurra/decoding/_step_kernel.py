@@ -19,6 +19,7 @@ from recurra.decoding._instructions import (
     OPCODE,
     OUT,
     REPEAT,
+    SELECT,
     SIZES,
     STRIDES,
     TURNS,
@@ -27,15 +28,20 @@ from recurra.decoding._instructions import (
     B,
     C,
     D,
+    E,
+    F,
+    G,
 )
 from recurra.decoding._tiles import apply, gather, number, quotient, root, scatter, set_word, word
 from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, spread, store, total, zeros
+from recurra.ops._toolkit.vector_math import exp
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, multiply_add, prefetch, spread, store, total, zeros
 
 _SPLIT_FROM = 16_384
 """Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
 _LIGHT = FUNCTIONS.index("sqrt")  # this function and those before it take a fifth of the time of the others
 
+_AHEAD = 8 * WIDTH  # channels: how far ahead the modes of a selective scan are fetched, each row by itself
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 
 
@@ -146,6 +152,41 @@ def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
             i += 1
 
 
+@compile_inline
+def _advance(x, step, a, b, c, h, after, y, width, n_modes, lanes):  # type: ignore[no-untyped-def]
+    """One step of a selective scan in neighbouring channels; modes lie `width` floats apart."""
+    s, out = load(step, 0, lanes), zeros(lanes)
+    drive = s * load(x, 0, lanes)
+    for i in range(n_modes):
+        prefetch(h, i * width + _AHEAD, lanes)
+        prefetch(a, i * width + _AHEAD, lanes)
+        entering = exp(s * load(a, i * width, lanes)) * load(h, i * width, lanes)
+        mode = multiply_add(spread(load(b, i, _ONE), lanes), drive, entering)
+        store(after, i * width, lanes, mode)
+        out = multiply_add(spread(load(c, i, _ONE), lanes), mode, out)
+    store(y, 0, lanes, out)
+
+
+@compile_function
+def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the channels of a selective scan."""
+    length, width, n_modes = word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3)
+    first, stop = _share(width, WIDTH, True, job, jobs)
+    for r in range(word(row, SIZES)):
+        h, last = _place(row, bases, F) + 4 * r * n_modes * width, _place(row, bases, G) + 4 * r * n_modes * width
+        for t in range(r * length, (r + 1) * length):
+            x, step = _place(row, bases, A) + 4 * t * width, _place(row, bases, B) + 4 * t * width
+            b, c = _place(row, bases, D) + 4 * t * n_modes, _place(row, bases, E) + 4 * t * n_modes
+            a, y, i = _place(row, bases, C), _place(row, bases, OUT) + 4 * t * width, 4 * first
+            while i + 4 * WIDTH <= 4 * stop:
+                _advance(x + i, step + i, a + i, b, c, h + i, last + i, y + i, width, n_modes, _FLOATS)
+                i += 4 * WIDTH
+            while i < 4 * stop:
+                _advance(x + i, step + i, a + i, b, c, h + i, last + i, y + i, width, n_modes, _ONE)
+                i += 4
+            h = last
+
+
 @compile_function
 def _look_up(row, bases):  # type: ignore[no-untyped-def]
     """Copy rows; tell whether all exist."""
@@ -166,7 +207,8 @@ def _work_of(row):  # type: ignore[no-untyped-def]
     if word(row, OPCODE) == LINEAR:
         return word(row, SIZES + 1) * word(row, SIZES + 2)
     numbers = word(row, SIZES) * word(row, SIZES + 1) * word(row, SIZES + 2) * word(row, SIZES + 3)
-    return 5 * numbers if word(row, OPCODE) == MAP and word(row, KIND) > _LIGHT else numbers
+    is_light = word(row, OPCODE) != SELECT and (word(row, OPCODE) != MAP or word(row, KIND) <= _LIGHT)
+    return numbers if is_light else 5 * numbers
 
 
 def _run_share(share, row, bases, turn, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
@@ -179,6 +221,8 @@ def _run_share(share, row, bases, turn, room, room_size, job, jobs):  # type: ig
         call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
     elif opcode == MAP:
         _map(row, bases, turn, job, jobs)
+    elif opcode == SELECT:
+        _select(row, bases, job, jobs)
     else:
         _normalise(row, bases, job, jobs)
     return 0

@@ -17,6 +17,7 @@ from recurra.decoding._instructions import (
     MAP,
     NORMALISE,
     REPEAT,
+    SELECT,
     Instruction,
     Place,
 )
@@ -93,7 +94,7 @@ class StepMemory:
         b = a if b is None else b if isinstance(b, Tensor) else self.constant(float(b))
         if out.numel() == 0:
             return
-        operands = [out, a.expand(out.shape), b.expand(out.shape)]
+        operands = [out, self._beside(out, a), self._beside(out, b)]
         _require_floats(*operands)
         sizes, strides = _collapsed(operands)
         places = [self._output(out), self._place(operands[1]), self._place(operands[2])]
@@ -150,6 +151,21 @@ class StepMemory:
         places = [self._output(out), self._place(rows), self._place(table)]
         sizes = [rows.numel(), table.shape[1], table.shape[0]]
         self.instructions.append(Instruction(LOOK_UP, 0, places, sizes))
+
+    def select(
+        self, y: Tensor, last: Tensor, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor
+    ) -> None:
+        """Write a selective scan (see `recurra.ops.selective_scan`)."""
+        operands = [self._in_rows(tensor) for tensor in (x, step, a.t(), b, c, h)]
+        _require_floats(y, last, *operands)
+        places = [self._output(y), *map(self._place, operands), self._output(last)]
+        self.instructions.append(Instruction(SELECT, 0, places, [*x.shape, a.shape[1]]))
+
+    def _beside(self, out: Tensor, x: Tensor) -> Tensor:
+        """Expand x to the shape of `out`; a constant is copied first if its numbers do not lie side by side."""
+        if self.is_constant(x) and 0 not in x.stride():
+            x = self._in_rows(x)
+        return x.expand(out.shape)
 
     def _in_rows(self, tensor: Tensor) -> Tensor:
         if tensor.is_contiguous():

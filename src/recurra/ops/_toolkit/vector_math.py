@@ -94,7 +94,9 @@ class _Math:
 
     def exp(self, x: ir.Value) -> ir.Value:
         builder = self.builder
-        held = self.maximum(self.minimum(x, self.constant(89.0)), self.constant(-104.0))
+        high, low = self.constant(89.0), self.constant(-104.0)
+        held = self.choose("<", x, high, x, high)  # one instruction each; what becomes of NaN is replaced in the end
+        held = self.choose(">", held, low, held, low)
         n = self.call("rint", builder.fmul(held, self.constant(1 / math.log(2))))
         r = self.multiply_add(n, self.constant(-_LN2_HIGH), held)
         r = self.multiply_add(n, self.constant(-_LN2_LOW), r)

@@ -214,8 +214,7 @@ def selective_scan(
         obstacle, by_name = _why_not_kernels(chosen, *inputs), backend != "auto"
         if obstacle and by_name:
             raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
-        is_eager = not torch.compiler.is_compiling() and not transforms_are_active()
-        if not obstacle and (by_name or (is_eager and (x.shape[1] > 1 or chosen == "triton"))):
+        if not obstacle and (by_name or not (torch.compiler.is_compiling() or transforms_are_active())):
             return _selective_scan(*inputs, chosen)[:2]  # type: ignore[return-value]
     if x.dtype not in HALF:
         return in_pieces(*inputs)
