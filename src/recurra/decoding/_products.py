@@ -159,16 +159,11 @@ def _take_block(builder: ir.IRBuilder, x: ir.Value, count: ir.Value) -> list[ir.
 
 
 def _largest_of(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
-    """The largest size of a block's numbers, NaN if one is NaN."""
-    sizes = [_call(builder, "llvm.fabs.v16f32", _FLOATS, part) for part in parts]
+    """The largest size of a block's numbers, NaN if one is NaN: without signs, they are in the order of their bits."""
+    sizes = [builder.and_(builder.bitcast(part, WORDS), all_of(WORDS, 0x7FFFFFFF)) for part in parts]
     while len(sizes) > 1:
-        sizes = [_call(builder, "llvm.maximum.v16f32", _FLOATS, *pair) for pair in zip(sizes[::2], sizes[1::2])]
-    value, width = sizes[0], WIDTH
-    while width > 1:
-        width //= 2
-        lanes = ir.Constant(WORDS, [(lane + width) % WIDTH for lane in range(WIDTH)])
-        value = _call(builder, "llvm.maximum.v16f32", _FLOATS, value, builder.shuffle_vector(value, value, lanes))
-    return builder.extract_element(value, _I32(0))
+        sizes = [_call(builder, "llvm.smax.v16i32", WORDS, *pair) for pair in zip(sizes[::2], sizes[1::2])]
+    return builder.bitcast(_call(builder, "llvm.vector.reduce.smax.v16i32", _I32, sizes[0]), _FLOAT)
 
 
 def _put(builder: ir.IRBuilder, record: ir.Value, offset: int, value: ir.Value) -> None:
@@ -199,11 +194,14 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
         factors, sums = spread_number(builder, factor, _FLOATS), []
         for number, part in enumerate(parts):
             whole = _call(builder, "llvm.rint.v16f32", _FLOATS, builder.fmul(part, factors))
-            codes = _call(builder, "llvm.fptosi.sat.v16i32.v16f32", WORDS, whole)  # defined for NaN, too
+            for comparison, bound in (("<", _LARGEST), (">", -_LARGEST)):  # an integer even where it is NaN
+                is_within = builder.fcmp_ordered(comparison, whole, all_of(_FLOATS, bound))
+                whole = builder.select(is_within, whole, all_of(_FLOATS, bound))
+            codes = builder.fptosi(whole, WORDS)
             _put_codes(builder, args[2], WIDTH * number, codes)
-            sums.append(_call(builder, "llvm.vector.reduce.add.v16i32", _I32, codes))
-        per_group = GROUP // WIDTH
-        groups = [builder.add(*sums[i : i + per_group]) for i in range(0, len(sums), per_group)]
+            sums.append(codes)
+        pairs = [builder.add(*pair) for pair in zip(sums[::2], sums[1::2])]  # those of 32 inputs
+        groups = [_call(builder, "llvm.vector.reduce.add.v16i32", _I32, pair) for pair in pairs]
         for number, group in enumerate(groups):
             _put(builder, args[2], GROUP_SUMS + 4 * number, builder.sitofp(group, _FLOAT))
         all_sums = groups[0]
