@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from recurra.decoding._instructions import LINEAR, LOOK_UP
 from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding.memory import StepNotCompiled
 from recurra.ops.delta_rule.operator import delta_rule
@@ -112,6 +113,24 @@ def test_results_that_are_inputs_views_constants_or_one_another():
         assert torch.equal(result, right)
     addresses = [tensor.untyped_storage().data_ptr() for tensor in (*first, *second, x, VECTOR)]
     assert len(set(addresses)) == len(addresses)
+
+
+def test_what_no_result_depends_on_is_left_out():
+    def step(rows, x, h):
+        unused = F.embedding(rows, TABLE) @ WEIGHT.t()
+        states = scan(VECTOR.expand(h.shape), h, x, False, "numba")
+        return unused, states
+
+    def result(rows, x, h):
+        return (step(rows, x, h)[1],)
+
+    shapes = torch.zeros(2, dtype=torch.int64), torch.randn(2, 6), torch.randn(2, 4, 6)
+    both, one = lower_step(step, shapes), lower_step(result, shapes)
+    left = [instruction.opcode for instruction in one.instructions]
+    assert left[0] == LOOK_UP
+    assert LINEAR in {part.opcode for part in both.instructions}
+    assert LINEAR not in left
+    assert torch.equal(StepProgram(one).run(shapes)[0], StepProgram(both).run(shapes)[1])
 
 
 def test_weights_and_what_follows_from_them_are_constants():

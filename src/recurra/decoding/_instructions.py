@@ -89,6 +89,17 @@ class _Use(NamedTuple):
     size: int
 
 
+def without_unused(instructions: Sequence[Instruction], results: Collection[int]) -> list[Instruction]:
+    """Leave out what no result depends on; look-ups, which can end a run, and repetitions stay."""
+    read, kept = set(results), []
+    for instruction, (first, last) in zip(reversed(instructions), reversed(_times(instructions))):
+        written = instruction.places[:1] + instruction.places[G:]
+        if instruction.opcode == LOOK_UP or last > first or any(place.storage in read for place in written):
+            read.update(place.storage for place in instruction.places)
+            kept.append(instruction)
+    return kept[::-1]
+
+
 def share_workspace(
     instructions: Sequence[Instruction], kept: Sequence[Tensor], lasting: Collection[int]
 ) -> tuple[list[Instruction], list[Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recurra.decoding._instructions import LINEAR, Instruction, share_workspace
+from recurra.decoding._instructions import LINEAR, Instruction, share_workspace, without_unused
 from recurra.decoding._lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.ops._toolkit.fork import is_forked_child
@@ -97,6 +97,9 @@ def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]
         raise
     except Exception as error:  # whatever a rule does not foresee
         raise StepNotCompiled(f"the step cannot be compiled: {error}") from error
+    memory.instructions = without_unused(
+        memory.instructions, {tensor.untyped_storage().data_ptr() for tensor in outputs}
+    )
     moving = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *outputs)}
     kept = memory.workspace()
     lasting = moving | {tensor.untyped_storage().data_ptr() for tensor in kept if memory.is_constant(tensor)}
