@@ -35,7 +35,19 @@ from recurra.decoding._instructions import (
 from recurra.decoding._tiles import apply, gather, number, quotient, root, scatter, set_word, word
 from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
 from recurra.ops._toolkit.vector_math import exp
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, multiply_add, prefetch, spread, store, total, zeros
+from recurra.ops._toolkit.vectors import (
+    WIDTH,
+    Lanes,
+    load,
+    load_part,
+    multiply_add,
+    prefetch,
+    spread,
+    store,
+    store_part,
+    total,
+    zeros,
+)
 
 _SPLIT_FROM = 16_384
 """Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
@@ -153,18 +165,19 @@ def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _advance(x, step, a, b, c, h, after, y, width, n_modes, lanes):  # type: ignore[no-untyped-def]
-    """One step of a selective scan in neighbouring channels; modes lie `width` floats apart."""
-    s, out = load(step, 0, lanes), zeros(lanes)
-    drive = s * load(x, 0, lanes)
+def _advance(x, step, a, b, c, h, after, y, width, n_modes, count):  # type: ignore[no-untyped-def]
+    """One step of a selective scan in `count` neighbouring channels; modes lie `width` floats apart."""
+    s, out = load_part(step, 0, count, _FLOATS), zeros(_FLOATS)
+    drive = s * load_part(x, 0, count, _FLOATS)
     for i in range(n_modes):
-        prefetch(h, i * width + _AHEAD, lanes)
-        prefetch(a, i * width + _AHEAD, lanes)
-        entering = exp(s * load(a, i * width, lanes)) * load(h, i * width, lanes)
-        mode = multiply_add(spread(load(b, i, _ONE), lanes), drive, entering)
-        store(after, i * width, lanes, mode)
-        out = multiply_add(spread(load(c, i, _ONE), lanes), mode, out)
-    store(y, 0, lanes, out)
+        at = i * width
+        prefetch(h, at + _AHEAD, _FLOATS)
+        prefetch(a, at + _AHEAD, _FLOATS)
+        entering = exp(s * load_part(a, at, count, _FLOATS)) * load_part(h, at, count, _FLOATS)
+        mode = multiply_add(spread(load(b, i, _ONE), _FLOATS), drive, entering)
+        store_part(after, at, count, _FLOATS, mode)
+        out = multiply_add(spread(load(c, i, _ONE), _FLOATS), mode, out)
+    store_part(y, 0, count, _FLOATS, out)
 
 
 @compile_function
@@ -177,13 +190,10 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
         for t in range(r * length, (r + 1) * length):
             x, step = _place(row, bases, A) + 4 * t * width, _place(row, bases, B) + 4 * t * width
             b, c = _place(row, bases, D) + 4 * t * n_modes, _place(row, bases, E) + 4 * t * n_modes
-            a, y, i = _place(row, bases, C), _place(row, bases, OUT) + 4 * t * width, 4 * first
-            while i + 4 * WIDTH <= 4 * stop:
-                _advance(x + i, step + i, a + i, b, c, h + i, last + i, y + i, width, n_modes, _FLOATS)
-                i += 4 * WIDTH
-            while i < 4 * stop:
-                _advance(x + i, step + i, a + i, b, c, h + i, last + i, y + i, width, n_modes, _ONE)
-                i += 4
+            a, y = _place(row, bases, C), _place(row, bases, OUT) + 4 * t * width
+            for d in range(first, stop, WIDTH):
+                i, count = 4 * d, min(WIDTH, stop - d)
+                _advance(x + i, step + i, a + i, b, c, h + i, last + i, y + i, width, n_modes, count)
             h = last
 
 
