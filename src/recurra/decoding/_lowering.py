@@ -321,8 +321,8 @@ def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor
 
 @_rule("recurra.selective_scan.default")
 def _selective_scan(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
-    *inputs, keep = operands
-    if keep:
+    inputs = operands[:6]
+    if operands[6]:
         raise StepNotCompiled("a selective scan keeps states for derivatives")
     memory.select(*outs[:2], *inputs)
 
