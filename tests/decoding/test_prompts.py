@@ -114,7 +114,7 @@ def test_prompts_that_cannot_be_compiled_go_through_the_model():
     compiled, prompt = compiled_model("retnet", n_heads=2), torch.randint(31, (1, 4))
     right = compiled.model(prompt)
     assert_equal(compiled(prompt), right)
-    assert compiled._prompts._most == 3
+    assert compiled.prompts._most == 3
     calls = count_model_calls(compiled)
     assert_equal(compiled(prompt), right)
     assert_equal(compiled(prompt[:, :3]), compiled.model(prompt[:, :3]))

@@ -15,7 +15,7 @@ from recurra.state import tensors
 MOST_TOKENS = 15
 """Tokens of the longest prompt that is compiled when it first occurs. Recording a length takes some 100 ms, and longer
 prompts save too little for that; 16 tokens of float32 are torch's products (see `linear`)."""
-_PIECES = (64, 32, *range(16, 0, -1))
+_PIECES = (64, 32, 16, 12, 8, 6, 4, 3, 2, 1)
 """Tokens of the pieces in which `read_in_pieces` reads; longer ones would take as long for each token."""
 
 

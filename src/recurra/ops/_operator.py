@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -25,6 +26,7 @@ from recurra.ops._toolkit.fork import is_forked_child
 _PLAIN = (Tensor, torch.nn.Parameter)
 # of torch's older vmap, which is_grads_batched=True uses; a private name, which may go
 _is_old_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: False)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _library = torch.library.Library("recurra", "FRAGMENT")
 
 
@@ -40,14 +42,15 @@ def _transforms() -> bool:
 def has_numbers(*arguments: Any) -> bool:
     """Return whether all tensors have memory that a kernel may read, and nobody records or counts operators.
 
-    A fake tensor, a tracer's tensor, zeros that torch keeps without memory and a batch have none, and the memory of a
-    lazy negative or conjugate has other numbers. Under a dispatch mode, what is made of x may be fake though x is not.
+    A fake tensor, a tracer's tensor, zeros that torch keeps without memory, a batch, and what a transform of torch.func
+    has wrapped have none; the memory of a lazy negative or conjugate has other numbers. Under a dispatch mode, what is
+    made of x may be fake though x is not.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return False
     for x in arguments:
         if type(x) in _PLAIN:
-            if x.is_meta or x.is_neg() or x.is_conj() or x._is_zerotensor() or _is_old_batch(x):
+            if x.is_meta or x.is_neg() or x.is_conj() or x._is_zerotensor() or _is_wrapped(x) or _is_old_batch(x):
                 return False
         elif isinstance(x, Tensor):
             return False
@@ -271,7 +274,7 @@ class Differentiable:
                 return (*found, *(None,) * len(options))
 
         self._function = Function
-        # what Function.apply comes to in eager mode, after it has looked for torch.func
+        # what Function.apply comes to in eager mode, after it has looked for torch.func and unwrapped what that left
         self._record = super(torch.autograd.Function, Function).apply
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
@@ -281,7 +284,7 @@ class Differentiable:
         if not is_compiling and _transforms():
             return tuple(self._transformed(*arguments))
         if needs_gradient(*arguments):
-            return self._function.apply(*arguments) if is_compiling else self._record(*arguments)
+            return self._function.apply(*arguments) if is_compiling else self._record(*unwrap_dead_wrappers(arguments))
         return tuple(self._forward(False, *arguments)[0])
 
 

@@ -4,12 +4,19 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from recurra.convert.export.programs import prefill_program, require_exportable, state_tensors, step_program
+from recurra.convert.export.programs import (
+    RealProgram,
+    prefill_program,
+    require_exportable,
+    state_tensors,
+    step_program,
+)
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.ops.gate_loop.operator import gate_loop
 
 pytestmark = pytest.mark.compile
 
@@ -111,3 +118,28 @@ def test_a_mixer_of_ones_own_that_onnx_has_not_is_refused():
         ),
     ):
         to_onnx(model)
+
+
+class _Turning(nn.Module):
+    """One step of a GateLoop of one's own, whose complex gates come from torch.polar."""
+
+    def forward(self, q: Tensor, phase: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        y, last = gate_loop(q, q, q, torch.polar(torch.sigmoid(phase), phase), state=torch.complex(h, h))
+        return y.real, last.real, last.imag
+
+
+def test_complex_gates_are_written_in_real_numbers():
+    inputs = torch.randn(2, 1, 3, 1), torch.randn(2, 1, 3, 1), torch.randn(2, 3, 1, 1)
+    program = RealProgram(torch.export.export(_Turning(), inputs))
+    torch.testing.assert_close(program(*inputs), _Turning()(*inputs))
+
+
+class _Transform(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x).real
+
+
+def test_operators_that_make_complex_numbers_in_another_way_are_refused():
+    program = RealProgram(torch.export.export(_Transform(), (torch.randn(4),)))
+    with pytest.raises(ValueError, match=r"fft.* on complex numbers cannot be written in real ones"):
+        program(torch.randn(4))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from recurra import linear_scan
+from recurra import gate_loop, linear_scan
 
 BACKENDS = ("reference", "numba")
 FULL_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -169,3 +169,17 @@ def test_every_element_of_every_gradient_is_written(dtype, gates):
         h = linear_scan(a, b, h0, reverse=reverse, backend="numba")
         for gradient in torch.autograd.grad(h.abs().sum(), (a, b, h0)):
             assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_tensor_that_outlived_its_transform_is_taken(trains):
+    kept = []
+    torch.func.grad(lambda x: (kept.append(2 * x), x.sum())[1])(torch.rand(2, 5, 3))
+    a = torch.rand(2, 5, 3, requires_grad=trains)
+    (b,) = kept
+    plain = torch.tensor(b.tolist())
+    assert torch.equal(linear_scan(a, b), linear_scan(a, plain))
+    assert torch.equal(
+        gate_loop(*[a[..., None]] * 4, state=b[:, 0, :, None, None])[0],
+        gate_loop(*[a[..., None]] * 4, state=plain[:, 0, :, None, None])[0],
+    )

@@ -254,7 +254,7 @@ _VIEWS = {
     _aten.squeeze.dim,
 }
 _CHECK = _aten._assert_tensor_metadata.default  # of types, which complex numbers do not have here
-_MAKERS = {_aten.complex.default, _aten.view_as_complex.default}
+_MAKERS = {_aten.complex.default, _aten.polar.default, _aten.view_as_complex.default}
 
 
 class _Complex(NamedTuple):
@@ -291,7 +291,10 @@ class _InPlanes(fx.Interpreter):
             return _InPlanes(args[4]).run(*args[5:])
         makes_complex = target in _MAKERS or (target == _aten.to.dtype and args[1].is_complex)
         if not makes_complex and not tree_any(lambda x: isinstance(x, _Complex), (args, kwargs), _is_complex):
-            return super().call_function(target, args, kwargs)
+            found = super().call_function(target, args, kwargs)
+            makes_complex = isinstance(found, Tensor) and found.is_complex()
+            if not makes_complex:
+                return found
         if target not in _RULES:
             raise ValueError(f"the operator {target} on complex numbers cannot be written in real ones")
         return _RULES[target](target, *args, **kwargs)
@@ -360,6 +363,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     operator.getitem: lambda target, outputs, number: outputs[number],
     _aten.expand_as.default: lambda target, x, y: _on_both(target, x, y) if _is_complex(x) else target(x, y.re),
     _aten.complex.default: lambda target, re, im: _Complex(re, im),
+    _aten.polar.default: lambda target, r, phase: _Complex(r * phase.cos(), r * phase.sin()),
     _aten.view_as_complex.default: lambda target, x: _Complex(x[..., 0], x[..., 1]),
     _aten.view_as_real.default: lambda target, x: torch.stack([x.re, x.im], -1),
     _aten.to.dtype: _convert,

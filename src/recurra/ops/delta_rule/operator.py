@@ -20,7 +20,7 @@ from recurra.ops._operator import (
     usable_threads,
     without_autocast,
 )
-from recurra.ops._toolkit.backends import NUMBA_IS_MISSING, choose_backend
+from recurra.ops._toolkit.backends import NUMBA_IS_MISSING, TRITON_IS_MISSING, choose_backend
 from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.delta_rule.reference import chunk, recurrent
 from recurra.ops.gate_loop.reference import check_shape
@@ -57,6 +57,8 @@ def _why_not_fused(backend: str, q: Tensor) -> str:
     if backend == "triton":
         few = q.shape[3] <= _MOST_KEYS
         return "" if few else f"Triton's kernels take up to {_MOST_KEYS} key channels a head, not {q.shape[3]}"
+    if q.is_cuda:
+        return TRITON_IS_MISSING or "backend 'reference' is plain torch"
     if q.device.type != "cpu":
         return f"the kernels run on the CPU and on CUDA, and the tensors are on {q.device}"
     if q.dtype != torch.float32:
@@ -307,6 +309,11 @@ _any_steps = OneNode(
 )
 
 
+def _takes_much_memory(backend: str, q: Tensor) -> bool:
+    """Triton's backward pass has shares of the gradients of q and k: 4 of each with 64 key channels, 16 with 128."""
+    return backend == "triton" and q.shape[3] > 64
+
+
 def _choose_mode(mode: str, backend: str, by_name: bool, q: Tensor) -> str:
     """Return `mode` itself, or the choice of "auto"; `by_name` if the caller wants this backend's kernels."""
     if mode not in ("auto", "fused"):
@@ -315,7 +322,8 @@ def _choose_mode(mode: str, backend: str, by_name: bool, q: Tensor) -> str:
             raise RuntimeError(sentence("backend", repr(backend), expected))
         return mode
     obstacle = _why_not_fused(backend, q)
-    if not obstacle and (mode == "fused" or by_name or not torch.compiler.is_compiling()):
+    is_wanted = mode == "fused" or by_name
+    if not obstacle and (is_wanted or not (torch.compiler.is_compiling() or _takes_much_memory(backend, q))):
         return "fused"
     if by_name:
         raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))

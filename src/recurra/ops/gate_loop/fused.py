@@ -106,9 +106,9 @@ def heads_without_gradient(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Te
     Returns:
         Re y (B, L, D, 1) and the last state, of the shape and type of `state`.
     """
-    batch, length, row, _ = q.shape
+    batch, _, row, _ = q.shape
     kernels, take_apart, join = _launch(q.dtype, a.re.dtype, a.im is not None)
-    y, last, state = q.new_empty(batch, length, row, 1), state.new_empty(batch, row, 1, 1), state.contiguous()
+    y, last, state = empty_result(q), state.new_empty(batch, row, 1, 1), state.contiguous()
     if a.im is None:
         x_re, x_im, h_re, h_im = (state.data_ptr(), state.data_ptr(), last.data_ptr(), last.data_ptr())
     else:
@@ -139,7 +139,7 @@ def _size(q: Tensor) -> tuple[tuple[int, int, int, int], dict[str, int]]:
 def _check(q, k, v, a_re, a_im, x0_re, x0_im, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
     """Refuse what the kernels cannot take; `fused` says what they can."""
     shape, dtype, device = q.shape, q.dtype, q.device
-    is_wide = len(shape) == 4 and shape[3] == 1
+    is_wide = len(shape) == 4 and shape[3] == 1 and not (q.is_cuda or backend == "triton")
     if not (len(shape) == 3 or is_wide) or not shape[1] or dtype not in _NUMBERS:
         raise ValueError(sentence("q", kind_of(q), "bfloat16, float32 or float64 (B, L, D), L at least 1"))
     if (a_im is None) != (x0_im is None):
@@ -368,7 +368,7 @@ def _run_complex(results, q, k, v, a, x0, keep):  # type: ignore[no-untyped-def]
         return
     from recurra.ops.gate_loop._cpu import complex_kernels
 
-    dense, x0 = [_in_rows(x.resolve_conj().resolve_neg()) for x in (q, k, v, a)], x0.contiguous()
+    dense, x0 = [_in_rows(x) for x in (q, k, v, a)], x0.contiguous()
     (sizes, work), states = _size(q), h if keep else last.unsqueeze(1).expand(a.shape)
     places = *map(describe, dense), x0.data_ptr(), *map(describe, (y, states))
     complex_kernels(_NUMBERS[q.dtype]).forward(*places, *sizes, **work)
@@ -384,7 +384,7 @@ def _run_complex_back(results, dy, dlast, q, k, v, a, x0, h):  # type: ignore[no
     from recurra.ops.gate_loop._cpu import complex_kernels
 
     dy = a.new_zeros(1, 1, a.shape[2]).expand(a.shape) if dy is None else dy
-    dense = [_in_rows(x.resolve_conj().resolve_neg()) for x in (dy, q, k, v, a)]
+    dense = [_in_rows(x) for x in (dy, q, k, v, a)]
     h, x0, (sizes, work) = h.contiguous(), x0.contiguous(), _size(q)
     places = *map(describe, (*dense, h)), x0.data_ptr(), *map(describe, gradients), carry.data_ptr()
     complex_kernels(_NUMBERS[q.dtype]).backward(*places, *sizes, **work)
@@ -417,7 +417,7 @@ def _complex_forward(keep, *inputs):  # type: ignore[no-untyped-def]
 def _complex_by(scan):  # type: ignore[no-untyped-def]
     def function(q, k, v, a, x0):  # type: ignore[no-untyped-def]
         h = scan(a, (k * v).to(a.dtype), x0)
-        return q * h, h[:, -1], h
+        return q * h, h[:, -1].clone(), h
 
     return function
 

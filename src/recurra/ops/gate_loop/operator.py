@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.lengths import PackedSequences, check_cu_seqlens, check_reset, cut_transitions
-from recurra.ops._operator import HALF, needs_gradient, without_autocast
+from recurra.ops._operator import HALF, has_numbers, needs_gradient, without_autocast
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.gate_loop import reference as modes
 from recurra.ops.gate_loop._heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
@@ -179,7 +179,7 @@ def _by_fused(
     """Call `fused` for heads of one channel: Re y, the states that it returns, and h_L as `gate_loop` returns it."""
     chosen, is_complex = choose_backend(backend, q.device), a.im is not None
     has_heads = takes_heads(chosen, q, k, v, *a, state)
-    if has_heads and not (keep_states or needs_gradient(q, k, v, *a, state)) and state.is_complex() == is_complex:
+    if has_heads and not needs_gradient(q, k, v, *a, state) and state.is_complex() == is_complex:
         y, last = heads_without_gradient(q, k, v, a, state)
         return y, Planes(y, None), last
     if not has_heads:
@@ -267,6 +267,8 @@ def _choose_mode(
         return "fused"
     if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
         return "scan"
+    if q.shape[1] == 1 and not has_numbers(q):  # an export, or a step that is recorded, has rules for its operations
+        return "recurrent"
     # Triton's kernels keep all states for a complex y, and multiply once more.
     if not obstacle and choose_backend(backend, q.device) == "numba":
         return "fused"

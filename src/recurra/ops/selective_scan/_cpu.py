@@ -83,6 +83,8 @@ def _again(dy, x, step, b, a, h, transitions, sums, n_modes, width):  # type: ig
         h_t = multiply_add(spread(load(b, i, _ONE), _LONG), drive, a_t * load(h, i * TILE, _LONG))
         store(transitions, i * TILE, _LONG, a_t)
         store(after, i * TILE, _LONG, h_t)
+        if width < TILE:  # an infinite b times a channel that is not there is NaN
+            h_t = load_part(after, i * TILE, width, _LONG)
         store(sums, i * WIDTH, _SHORT, folded(dy_t * h_t))
 
 
@@ -95,6 +97,9 @@ def _step_back(dy, x, step, b, c, a, h, transitions, g, da, dx, dstep, sums, n_m
     for i in range(n_modes):
         at = i * TILE
         g_t = multiply_add(spread(load(c, i, _ONE), _LONG), dy_t, load(g, at, _LONG))
+        if width < TILE:  # as in `_again`, of an infinite c
+            store(g, at, _LONG, g_t)
+            g_t = load_part(g, at, width, _LONG)
         w_t = multiply_add(spread(load(b, i, _ONE), _LONG), g_t, w_t)
         store(sums, i * WIDTH, _SHORT, folded(g_t * drive))
         carried = load(transitions, at, _LONG) * g_t

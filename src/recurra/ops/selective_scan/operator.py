@@ -161,6 +161,14 @@ def _reference(x, step, a, b, c, h0, backend):  # type: ignore[no-untyped-def]
 _selective_scan = Differentiable(_forward, _backward, n_inputs=6, reference=_reference, constant=(2,))
 
 
+def _record(x, step, a, b, c, h0, keep, backend):  # type: ignore[no-untyped-def]
+    y, last, kept = _selective_scan(x, step, a, b, c, h0, backend)
+    return y, last, kept if keep else kept.new_empty(0)
+
+
+_operator.record = _record
+
+
 def _why_not_kernels(backend: str, *inputs: Tensor) -> str:
     """Say why the kernels of a backend do not take these inputs; "" if they do."""
     x, step, a, b, c, h0 = inputs
