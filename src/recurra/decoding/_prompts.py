@@ -32,7 +32,7 @@ class _FlatPrompt(nn.Module):
 
 
 class PromptReader:
-    """Reads prompts of one stream of 2 to `MOST_TOKENS` tokens.
+    """Reads prompts of one stream: by `read` those of 2 to `MOST_TOKENS` tokens, by `read_in_pieces` all.
 
     A program is recorded and checked when its length first occurs.
 

@@ -189,7 +189,8 @@ class Scheduler:
         It is one. If all are one owner's, so that nobody else's tokens are late, it grows with the number of other
         requests to read for each of these sequences.
         """
-        n_owners, n_writing = sum(n > 0 for n in self._streams.values()), max(1, self.n_streams - n_reading)
+        n_owners, n_to_read = sum(n > 0 for n in self._streams.values()), sum(one.n_sequences for one in self._reading)
+        n_writing = max(1, self.n_streams - n_to_read)
         return max(1.0, _STEPS_OF_OTHERS * (n_reading - 1) / n_writing) if n_owners < 2 else 1.0
 
     def complete(self, chunk: PrefillChunk) -> list[Request]:
