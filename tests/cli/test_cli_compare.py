@@ -240,16 +240,45 @@ def test_other_differences_are_said_or_refused(swept, capsys):
         note(first, swept("d", "--training.monitor=accuracy"))
 
 
-@pytest.mark.parametrize("said", ["another text", "another vocabulary"])
-def test_runs_over_different_data_are_refused(said, text_recipe, tmp_path, capsys):
+def test_runs_of_different_vocabularies_are_refused(text_recipe, tmp_path, capsys):
     first, other = tmp_path / "first", tmp_path / "other"
     assert main(["train", str(text_recipe), "--run-dir", str(first)]) == 0
-    if said == "another text":
-        (tmp_path / "train.txt").write_text("b a a d b c\n" * 5)
-    more = ["--data.vocabulary=bytes"] if said == "another vocabulary" else ["--model.mixer=gru"]
-    assert main(["train", str(text_recipe), "--run-dir", str(other), *more]) == 0
+    assert main(["train", str(text_recipe), "--run-dir", str(other), "--data.vocabulary=bytes"]) == 0
     message = failure(capsys, "compare", str(first), str(other))
-    assert f"data of {other} is {tmp_path}, {said}; expected that of {first}: their scores cannot be comp" in message
+    assert f"the vocabulary of {other} is another one; expected that of {first}: their scores cannot be comp" in message
+
+
+@pytest.mark.usefixtures("unrendered_figures")
+@pytest.mark.parametrize("vocabulary", ["words", "bytes"])
+def test_a_text_and_its_shards_are_compared(vocabulary, text_recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "_MEASURED", 1)
+    (first := tmp_path / ("я" * 110)).mkdir()
+    monkeypatch.chdir(first)
+    words = ["train", str(text_recipe), "--data.vocabulary", vocabulary]
+    assert main([*words, "--run-dir", str(first)]) == 0
+    assert main(["prepare", str(tmp_path), "--out", str(tmp_path / "out"), "--vocabulary", vocabulary]) == 0
+    shards = ["--data.source=shards", f"--data.path={tmp_path / 'out'}", "--model.mixer=gru"]
+    assert main([*words, *shards, "--run-dir", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    assert main(["compare", ".", str(tmp_path / "other"), "--json"]) == 0
+    assert "note: the runs differ in more than their models: data.path, data.source\n" in capsys.readouterr().err
+    assert len([*tmp_path.glob("compare-я*.png")]) == 1
+
+
+@pytest.mark.usefixtures("unrendered_figures")
+def test_mixers_that_diverge_have_their_rows(text_recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "_MEASURED", 1)
+    words = [
+        "--mixers",
+        "gru,min-gru",
+        "--seeds",
+        "1",
+        "--runs",
+        str(tmp_path / "out"),
+        "--optimizer.learning_rate=1e38",
+    ]
+    assert main(["compare", str(text_recipe), *words]) == 0
+    assert capsys.readouterr().out.count("diverged") == 3
 
 
 def test_an_interrupt_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):

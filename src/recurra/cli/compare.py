@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import statistics
 import warnings
 from argparse import Namespace
@@ -28,7 +29,6 @@ from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
 from recurra.train._process import keep_large_blocks
-from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
 from recurra.train.optimizer import parameter_groups
@@ -83,9 +83,10 @@ def compare(arguments: Namespace) -> int:
         folder = arguments.runs
         runs = _finished_in(folder, progress)
     else:
-        folder = Path(arguments.places[0]).parent
+        folder = Path(arguments.places[0]).resolve().parent
         runs = [_finished(place) for place in arguments.places]
-        figure = "-".join([figure, *(one.folder.resolve().name for one in runs)])[:200]  # other runs have figures there
+        figure = "-".join([figure, *(one.folder.resolve().name for one in runs)])  # other runs have figures there
+        figure = os.fsencode(figure)[:200].decode(errors="ignore")
     groups = _grouped(runs)
     _note_differences([group[0][0] for group in groups.values()], progress)
     rows = _best_first([_row(name, group) for name, group in groups.items()])
@@ -257,21 +258,12 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
             ("training.monitor", run.experiment.training.monitor, first.experiment.training.monitor),
         ):
             require(other == expected, f"{what} of {run.folder.path}", other, f"{expected}, as in {first.folder.path}")
-        if (other_text := _text_of(run)) != (text := _text_of(first)):
-            what = "another text" if other_text[0] != text[0] else "another vocabulary"
-            got, expected = f"{run.experiment.data.path}, {what}", f"that of {first.folder.path}"
-            raise ValueError(sentence(f"data of {run.folder.path}", got, expected, "their scores cannot be compared"))
+        if first.task.has_tokenizer() and run.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            what, expected = f"the vocabulary of {run.folder.path}", f"that of {first.folder.path}"
+            raise ValueError(sentence(what, "another one", expected, "their scores cannot be compared"))
         found |= differences(to_plain(first.experiment), to_plain(run.experiment)).keys() - _HOUSEKEEPING
     if unfair := sorted(key for key in found if key != "experiment" and not key.startswith("model.")):
         progress.print(f"note: the runs differ in more than their models: {', '.join(unfair)}", soft_wrap=True)
-
-
-def _text_of(run: Run) -> tuple[str, str]:
-    """Return digests of what a run read and of its vocabulary, empty for generated data: their settings say all."""
-    if not run.task.has_tokenizer():
-        return "", ""
-    _, saved = CheckpointFolder(run.folder.checkpoints).load("best")
-    return saved["data"], run.tokenizer.fingerprint
 
 
 # --- numbers ---
