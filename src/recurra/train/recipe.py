@@ -211,6 +211,17 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         raise RecipeError(f"{path}: {one_line(error)}") from error
 
 
+def mixer_of_recipe(path: Path | str) -> Any:
+    """Return the mixer that a recipe itself says, one or a list, or its model's default; None for one without."""
+    recipe = _read_recipe(path)
+    return _own_model(recipe["experiment"], recipe)["mixer"]
+
+
+def _own_model(name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `model` of a recipe, with its mixer also if that is the default."""
+    return {"mixer": getattr(sections_of(name)["model"], "mixer", None)} | recipe.get("model", {})
+
+
 def as_settings(overrides: Sequence[str]) -> dict[str, str]:
     """Return the values of overrides by key, as they were written."""
     joined = iter(overrides)
@@ -299,11 +310,10 @@ def _with_mixer_of_overrides(name: str, recipe: dict[str, Any], overrides: Seque
     model = recipe.get("model", {})
     if not keys & {"--model.mixer", "--model"} or "--model.mixer_options" in keys or not model.get("mixer_options"):
         return recipe
-    own = {"mixer": getattr(sections_of(name)["model"], "mixer", None)} | model
     bare = {**recipe, "model": {key: value for key, value in model.items() if key != "mixer_options"}}
     tree, words = _with_entries(bare, overrides, set(_recipe_keys(name)))
     values = _cached_parser(name).parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words])
-    return _with_mixer_of(values.model.as_dict(), {**recipe, "model": own})
+    return _with_mixer_of(values.model.as_dict(), {**recipe, "model": _own_model(name, recipe)})
 
 
 def _with_mixer_of(above: Mapping[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:

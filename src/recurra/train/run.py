@@ -31,7 +31,7 @@ from recurra.train.experiment import (
     to_plain,
 )
 from recurra.train.loop import Trainer
-from recurra.train.recipe import as_settings, find_recipe, load_recipe, split_variant, to_yaml
+from recurra.train.recipe import find_recipe, load_recipe, mixer_of_recipe, split_variant, to_yaml
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import Task
 
@@ -165,7 +165,7 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
     folder: where to write; None is `default_run_folder`. overrides: as words of a command line.
     """
     experiment = load_recipe(recipe, overrides)
-    run = RunFolder(folder or default_run_folder(str(recipe), overrides))
+    run = RunFolder(folder or default_run_folder(str(recipe), getattr(experiment.model, "mixer", None)))
     run.require_new()
     trainer = Trainer(experiment, run, evaluate)
     trainer.begin()
@@ -205,18 +205,17 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
     return trainer
 
 
-def default_run_folder(recipe: str, overrides: Sequence[str] = ()) -> Path:
+def default_run_folder(recipe: str, mixer: str | list[str] | None = None) -> Path:
     """Name the folder of a recipe's run: runs/FOLDER-NAME for FOLDER/NAME.yaml, runs/FOLDER-VARIANT for a variant.
 
-    If the overrides set another mixer than the recipe's, its name follows: runs/FOLDER-NAME-MIXER.
+    If its `mixer`, one or a list, is another than the recipe's, its name follows: runs/FOLDER-NAME-MIXER.
     """
     path, variant = split_variant(recipe)
     if path.parent == Path() and not path.is_file():  # the folder of a recipe for the recipe
         path = find_recipe(path)
     names = [path.resolve().parent.name, variant or path.stem]
-    mixer = as_settings(overrides).get("model.mixer")
-    if mixer is not None and mixer != getattr(load_recipe(recipe).model, "mixer", None):
-        names.append("-".join(re.findall(r"[\w.-]+", mixer)))  # also of a list
+    if mixer is not None and mixer != mixer_of_recipe(recipe):
+        names += [mixer] if isinstance(mixer, str) else mixer
     return Path("runs", "-".join(names))
 
 

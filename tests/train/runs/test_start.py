@@ -23,20 +23,26 @@ def test_no_two_recipes_share_a_default_folder():
     assert sorted(folders) == sorted(set(folders))
 
 
-def test_a_default_folder_names_another_mixer():
-    def name(*overrides: str) -> str:
-        return default_run_folder("text", overrides).name
-
-    assert name("--model.mixer=gateloop", "--model.d_model", "8") == "text-gateloop"
-    assert name("--model.mixer", "s5", "--model.mixer", "gru") == "text-gateloop-gru"
-    assert name("--model.mixer=[rwkv-4, gru]") == "text-gateloop-rwkv-4-gru"
-
-
-def test_a_run_of_another_mixer_is_not_in_the_way_of_the_recipe(recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("own", "words", "suffix"),
+    [
+        ("gateloop", ["--model.mixer=gateloop", "--model.d_model", "8"], ""),
+        ("gateloop", ["--model.mixer", "s5", "--model.mixer", "gru"], "-gru"),
+        ("gateloop", ["--model.mixer=[s5, gru]"], "-s5-gru"),
+        ("gateloop", ["--model", '{"mixer": "gru"}'], "-gru"),
+        ("[gateloop, gru]", ["--model.mixer=[gateloop,  gru]"], ""),
+        ("[gateloop, gru]", ["--model.mixer=gateloop"], "-gateloop"),
+    ],
+)
+def test_a_default_folder_names_another_mixer(own, words, suffix, tmp_path, monkeypatch):
+    """Of a recipe whose data the command line gives."""
     monkeypatch.chdir(tmp_path)
-    trainer = start_run(recipe, overrides=["--model.mixer=gru", "--model.mixer_options={}"])
+    Path("r.yaml").write_text(f"experiment: text\ndata: {{segment_length: 4}}\nmodel: {{n_layer: 2, mixer: {own}}}\n")
+    for split in ("train", "valid", "test"):
+        Path(f"{split}.txt").write_text("a b c a b d\n" * 20)
+    trainer = start_run("r.yaml", overrides=["--data.path=.", f"--data.cache={tmp_path}", *words])
     trainer.folder.unlock()
-    assert trainer.folder.path == Path("runs", f"{tmp_path.name}-recipe-gru")
+    assert trainer.folder.path == Path("runs", f"{tmp_path.name}-r{suffix}")
 
 
 @pytest.fixture
