@@ -59,6 +59,14 @@ def test_options_of_one_name_that_mean_something_else_are_left_out(recipe, optio
     assert found[1].startswith(f"mixer {note}")
 
 
+@pytest.mark.parametrize("mixer", ["gla", "mamba3"])
+def test_heads_of_one_channel_are_those_of_the_recipe_s_width(recipe, mixer):
+    for width in ("128", "256"):
+        options, note = resolved(recipe(GATELOOP % "{n_heads: 64}"), mixer, "--model.d_model", width)
+        assert options == {}
+        assert "does not take n_heads = 64" in note
+
+
 def test_options_set_by_override_stay_and_are_checked(recipe):
     assert resolved(recipe(), "s5", "--model.mixer_options.d_state", "8")[0] == {"d_state": 8}
     assert resolved(recipe(), "retnet", "--model.mixer_options", "{n_heads: 2}", notes=0)[0] == {"n_heads": 2}

@@ -18,7 +18,7 @@ def follow_mixer(
         before: the mixers of the recipe, one or a list as in `LanguageModelConfig`.
         options: its mixer_options.
         above: what is set over it: the key mixer, and perhaps mixer_options, which win and are not checked here.
-        d_model: channels of the model.
+        d_model: channels of the recipe's model; `above` may have others.
 
     Raises:
         ValueError: `above` names a mixer that is not registered.
@@ -27,21 +27,22 @@ def follow_mixer(
     sources = {before: options} if isinstance(before, str) else {name: options.get(name, {}) for name in before}
     if after == before or not all(isinstance(each, dict) for each in sources.values()):
         return options, []
+    widths = d_model, above.get("d_model", d_model)
     if isinstance(after, str):
-        return _options_for(after, d_model, sources, given)
+        return _options_for(after, widths, sources, given)
     found: _Options = {}
     notes: list[str] = []
     for name in dict.fromkeys(after):
         own = given.get(name)
-        found[name], more = _options_for(name, d_model, sources, own if isinstance(own, dict) else {})
+        found[name], more = _options_for(name, widths, sources, own if isinstance(own, dict) else {})
         notes += more
     return {name: own for name, own in found.items() if own}, notes
 
 
 def _options_for(
-    name: str, d_model: int, sources: Mapping[str, _Options], given: Mapping[str, Any]
+    name: str, widths: tuple[int, int], sources: Mapping[str, _Options], given: Mapping[str, Any]
 ) -> tuple[_Options, list[str]]:
-    """Choose the options of one mixer from those of the mixers that the recipe has."""
+    """Choose the options of one mixer from those of the mixers that the recipe has; widths: the recipe's, and now."""
     if name in sources:
         return sources[name], []
     every: _Options = {}
@@ -50,9 +51,9 @@ def _options_for(
     allowed = mixer_options(name)
     known = {option: value for option, value in every.items() if option in allowed}
     usable = dict(known)
-    if known.get("n_heads") == every.get("d_qk", d_model) and "n_heads" not in given:
+    if known.get("n_heads") == every.get("d_qk", widths[0]) and "n_heads" not in given:
         usable.pop("n_heads", None)  # heads of one channel are fast with GateLoop's vectors alone
-    kept = _fitting(name, d_model, usable, given)
+    kept = _fitting(name, widths[1], usable, given)
     lacking = [repr(option) for option in every if option not in allowed and option not in given]
     refused = [f"{option} = {value!r}" for option, value in known.items() if option not in kept]
     wrong = [f"has no option {_listed(lacking)}"] if lacking else []

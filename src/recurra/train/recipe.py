@@ -321,7 +321,7 @@ def _with_mixer_of(above: Mapping[str, Any], recipe: dict[str, Any]) -> dict[str
     model = recipe.get("model")
     if not isinstance(model, dict) or "mixer" not in above or not model.get("mixer") or not model.get("mixer_options"):
         return recipe
-    d_model = above.get("d_model", model.get("d_model", LanguageModelConfig.d_model))
+    d_model = model.get("d_model", LanguageModelConfig.d_model)
     options, notes = follow_mixer(model["mixer"], model["mixer_options"], above, d_model)
     if is_first_launched():
         for note in notes:
