@@ -225,6 +225,7 @@ def test_a_path_that_exists_wins_over_a_name(tmp_path, monkeypatch):
     [
         ("memory-horizon", "did you mean memory-horizon/data-controlled or "),
         ("mqar", "did you mean recall/mqar?"),
+        ("tex", "did you mean text?"),
         ("demo/fxed", "did you mean demo/fixed?"),
         ("zzz", "`recurra recipes` lists the names"),
     ],

@@ -72,7 +72,8 @@ def find_recipe(word: Path | str) -> Path:
     if len(inside) == 1:
         return recipes_folder() / f"{inside[0]}.yaml"
     within = inside + [other for other in names if other.endswith(f"/{name}")]
-    hint = f"did you mean {' or '.join(within[:3])}?" if within else did_you_mean(name, names)
+    near = did_you_mean(name, names) or did_you_mean(name, {other.partition("/")[0] for other in names})
+    hint = f"did you mean {' or '.join(within[:3])}?" if within else near
     hint = hint or "`recurra recipes` lists the names"
     got = f"{word}, which is neither a file nor the name of a recipe"
     raise RecipeError(sentence("recipe", got, "a YAML file, or the name of a recipe that comes with Recurra", hint))
