@@ -176,3 +176,18 @@ def test_many_texts_are_encoded_as_each_alone(encoder):
     assert [piece.tolist() for piece in np.split(tokens, np.cumsum(lengths)[:-1])] == [
         encoder.encode(text).tolist() for text in TEXTS
     ]
+
+
+def test_a_long_document_is_encoded_line_by_line(monkeypatch):
+    """In one piece, it takes several times the memory, and one core."""
+    encoder, seen = trained(*BLOCKS, size=300), []
+
+    class Spy:
+        def __init__(self, tokenizer):
+            self.encode_batch_fast = lambda texts, **more: (
+                seen.extend(texts) or tokenizer.encode_batch_fast(texts, **more)
+            )
+
+    monkeypatch.setattr(encoder, "_tokenizer", Spy(encoder._tokenizer))
+    assert len(encoder.encode_each(["low\nnew\n", "wide"])[1]) == 2
+    assert seen == ["low\n", "new\n", "wide"]

@@ -367,13 +367,16 @@ class BytePairEncoding(_Encoder):
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        return self.encode_each(split_lines(text) if self.encodes_lines_apart else [text])[0]
+        return self.encode_each([text])[0]
 
     def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode each text by itself, in parallel. Return all tokens, and how many each text has."""
-        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        lengths = np.array([len(tokens) for tokens in encoded])
-        return np.fromiter(chain.from_iterable(encoded), np.int64, int(lengths.sum())), lengths
+        pieces = [split_lines(text) if self.encodes_lines_apart else [text] for text in texts]
+        batch = list(chain.from_iterable(pieces))
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        ends = np.cumsum([0, *map(len, encoded)])
+        lengths = np.diff(ends[np.cumsum([0, *map(len, pieces)])])
+        return np.fromiter(chain.from_iterable(encoded), np.int64, int(ends[-1])), lengths
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD."""
