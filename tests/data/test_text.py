@@ -88,6 +88,8 @@ def test_a_saved_vocabulary_replaces_the_training_file(make_corpus, tmp_path):
     assert data.tokens("valid").tolist() == [0, 2, 2, 1]
     with pytest.raises(ValueError, match="split is 'train'; expected one of valid, test"):
         data.source("train")
+    with pytest.raises(FileNotFoundError, match=r"data\.path is nowhere, which does not exist; .* set --data\.path"):
+        TextConfig("nowhere").build()
     with pytest.raises(FileNotFoundError, match=r"data\.tokenizer is nowhere, which does not exist; .* set --data"):
         TextConfig(str(folder), tokenizer="nowhere").build()
 

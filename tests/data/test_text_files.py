@@ -37,7 +37,7 @@ def test_two_files_for_one_split_are_refused(make_corpus):
 
 
 def test_missing_folders_and_files_are_named(tmp_path, make_corpus):
-    with pytest.raises(FileNotFoundError, match=r"nowhere, which does not exist; .*: a recipe takes it from --data"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere, which does not exist; .* valid and test files$"):
         find_text_files(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"no text files; expected .txt files, or files named ptb.SPLIT.txt"):
         find_text_files(tmp_path)

@@ -133,7 +133,7 @@ def _header(path: Path, made_from: Mapping[str, object]) -> dict[str, object]:
 
 _FILE_NAME = re.compile(r"(?:ptb\.|wiki\.)?(train|valid|validation|test)\.(?:txt|tokens|raw)")
 _NAMES = "ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw, SPLIT.txt, SPLIT.tokens or SPLIT.raw"
-_TEXT = "a text file, a folder of .txt files, or a folder with the train, valid and test files"
+TEXT = "a text file, a folder of .txt files, or a folder with the train, valid and test files"
 
 
 class TextPart(NamedTuple):
@@ -210,8 +210,7 @@ def find_text_files(path: str | os.PathLike[str]) -> dict[Split, TextFile]:
     """
     folder = Path(path).expanduser()
     if not folder.exists():
-        hint = "a recipe takes it from --data.path"
-        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", _TEXT, hint))
+        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", TEXT))
     if not folder.is_dir():
         return _cut(folder, [folder])
     candidates: dict[Split, list[Path]] = {split: [] for split in SPLITS}

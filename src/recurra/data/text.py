@@ -19,7 +19,7 @@ from recurra.checks import (
     require_whole_number,
     sentence,
 )
-from recurra.data._files import saying_cache, user_cache_folder
+from recurra.data._files import TEXT, saying_cache, user_cache_folder
 from recurra.data._text_batches import (
     DrawnLengths,
     ExcerptSource,
@@ -137,6 +137,9 @@ class TextConfig:
         own = None if self.tokenizer is None else self.load_tokenizer(self.tokenizer)
         if self.source != "folder":
             return TextData(self, _open_shards(self, own), rank=rank, world_size=world_size)
+        if not Path(self.path).expanduser().exists():
+            got, hint = f"{self.path}, which does not exist", "set --data.path"
+            raise FileNotFoundError(sentence("data.path", got, TEXT, hint))
         vocabulary: VocabularyKind | TextEncoder = self.vocabulary if own is None else own
         corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=self.bpe_vocab_size, cache=self.cache)
         return TextData(self, corpus, rank=rank, world_size=world_size)
