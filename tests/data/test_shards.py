@@ -127,6 +127,27 @@ def test_a_changed_training_text_is_not_read_with_the_vocabulary_of_the_old_one(
     assert (decoded == text_of(corpus)) == (vocabulary != "words")
 
 
+def test_pieces_of_another_size_are_made_again_with_the_same_vocabulary(corpus, tmp_path, monkeypatch):
+    what = Preparation("folder", str(corpus), tmp_path / "out")
+    index = prepare(what)
+    monkeypatch.setattr("recurra.data._documents._PIECE_BYTES", 500)
+    again = prepare(what)
+    assert again["fingerprint"] == index["fingerprint"]
+    assert len(again["splits"]["train"]) < len(index["splits"]["train"])
+    shards = ShardCorpus(tmp_path / "out")
+    assert shards.encoder.decode(shards.tokens("train")[:]) == text_of(corpus)
+
+
+def test_a_text_that_is_cut_elsewhere_is_another_training_text(tmp_path):
+    (folder := tmp_path / "books").mkdir()
+    (folder / "a.txt").write_text("a line\n" * 100)
+    what = Preparation("folder", str(folder), tmp_path / "out")
+    prepare(what)
+    (folder / "b.txt").write_text("b\n")  # which goes to the test text, and moves the end of the training text
+    with pytest.raises(ValueError, match="whose training text has changed"):
+        prepare(what)
+
+
 def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_path):
     def prepared(size):
         return prepare(Preparation("folder", str(corpus), tmp_path / "out", vocab_size=size))
@@ -466,7 +487,7 @@ def test_shards_within_the_corpus_are_no_part_of_it(tmp_path):
     assert len(index["splits"]["train"]) == 2
     said = []
     assert prepare(work, report=said.append) == index
-    assert said[-1].startswith("2 shards, 2 of them finished")
+    assert said[-1].startswith("2 shards, 2 finished; ")
 
 
 def test_shards_in_the_place_of_the_corpus_are_refused(tmp_path):

@@ -52,6 +52,11 @@ class Unit:
     @property
     def origin(self) -> str:
         """What its documents depend on, for deciding whether what was made of them before still holds."""
+        return f"{self.corpus} {self.first} {self.last}"
+
+    @property
+    def corpus(self) -> str:
+        """The same for what it is cut from: a file, or a split."""
         if self.source == "folder":
             return self.identity
         place = self.path if self.source == "hf" else ""  # which need not have files; elsewhere a corpus may be moved
@@ -136,8 +141,7 @@ def _pieces(split: Split, parts: Sequence[TextPart]) -> Iterator[Unit]:
                 file.seek(min(end, first + _PIECE_BYTES) - 1)  # in the last line
                 file.readline()
                 last = file.tell()
-                identity = f"{_identity([path])} {first} {last}"
-                yield Unit(split, number, "folder", str(path), first, last, identity=identity)
+                yield Unit(split, number, "folder", str(path), first, last, identity=_identity([path]))
                 first, number = last, number + 1
 
 

@@ -4,7 +4,6 @@ Each unit of the corpus (`_documents.py`) becomes one shard, which counts once i
 preparation keeps what was finished.
 """
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from recurra._choices import Source
-from recurra._files.digests import file_sha256, read_stamped, write_stamped
+from recurra._files.digests import file_sha256, json_sha256, read_stamped, write_stamped
 from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import choose, require, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Unit, corpus_path, find_units
@@ -155,7 +154,8 @@ def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None]
 
 
 def _said(units: list[Unit], n_missing: int, vocab_size: int) -> str:
-    return f"{len(units)} shards, {len(units) - n_missing} of them finished; {vocab_size:,} tokens known"
+    shards = "1 shard" if len(units) == 1 else f"{len(units)} shards"
+    return f"{shards}, {len(units) - n_missing} finished; {vocab_size:,} tokens known"
 
 
 def _complete(what: Preparation, units: list[Unit]) -> dict[str, Any] | None:
@@ -245,8 +245,8 @@ def _training(units: list[Unit]) -> list[Unit]:
 
 
 def _digest(units: list[Unit]) -> str:
-    origins = dict.fromkeys(unit.origin for unit in _training(units))
-    return hashlib.sha256("\n".join(origins).encode()).hexdigest()
+    """Say what a vocabulary is made of: the files and their last bytes, whatever the size of the pieces."""
+    return json_sha256({unit.corpus: unit.last for unit in _training(units)})
 
 
 def _first(unit: Unit, n_characters: int) -> Iterator[str]:
