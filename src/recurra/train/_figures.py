@@ -55,7 +55,7 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
 def shared_folder(runs: Sequence[Run]) -> Path:
     """Locate the figures of all runs: of one run, its own; of several, the folder `figures` beside the first."""
     first = runs[0].folder
-    return first.figures if len(runs) == 1 else first.path.parent / first.figures.name
+    return first.figures if len(runs) == 1 else first.path.resolve().parent / first.figures.name
 
 
 def require_different_names(runs: Sequence[Run]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recurra.train._figures import _curves, draw_runs, gates_of
+from recurra.train._figures import _curves, draw_runs, gates_of, shared_folder
 from recurra.train.checkpoint import CheckpointError
 from recurra.train.run import open_run
 
@@ -72,3 +72,9 @@ def test_runs_of_one_name_are_refused(copies):
 def test_a_run_with_no_record_yet_has_no_curves(copies):
     (copies["text"] / "log.jsonl").write_text("")
     assert _curves([open_run(copies["text"])]) == {}
+
+
+def test_the_folder_beside_a_run_is_found_from_within_it(copies, monkeypatch):
+    monkeypatch.chdir(copies["horizon"])
+    runs = [open_run("."), open_run(copies["text"])]
+    assert shared_folder(runs) == Path(copies["horizon"]).resolve().parent / "figures"
