@@ -197,37 +197,43 @@ def _shifted_back(  # type: ignore[no-untyped-def]
 
 
 @cache
-def shifted_kernels(number: str) -> KernelPair:
-    """Return the kernels of y_t = bias + sum_k weight_k x_{t - K + 1 + k}, or of SiLU(y_t), for x of this type."""
-    size, wide, one = Lanes(number, 1).n_bytes, Lanes(number, WIDTH), Lanes(number, 1)
+def shifted_kernels(number: str, known: int) -> KernelPair:
+    """Return the kernels of y_t = bias + sum_k weight_k x_{t - K + 1 + k}, or of SiLU(y_t), for x of this type.
 
-    def forward(x, state, weight, bias, y, silu, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
+    `known` is K, whose loops are unrolled then, or 0 for any K; those of many weights have longer vectors.
+    """
+    width = WIDTH if known else _LONG
+    size, one, wide, floats = Lanes(number, 1).n_bytes, Lanes(number, 1), Lanes(number, width), Lanes("float32", width)
+
+    def forward(x, state, weight, bias, y, silu, batch, length, taps, row, span):  # type: ignore[no-untyped-def]
+        n_weights = taps if known == 0 else known
         (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
         for job in prange(batch * spans):
             sequence, start = job // spans, job % spans * span
             stop, inputs = min(row, start + span), x_start + size * sequence * x_batch
-            whole = start + (stop - start) // WIDTH * WIDTH
+            whole = start + (stop - start) // width * width
             before, out = state + 4 * sequence * (n_weights - 1) * row, y + 4 * sequence * length * row
             for t in range(length):
                 _shifted_forth(
-                    inputs, x_time, before, weight, bias, out, t, silu, n_weights, row, start, whole, wide, _WIDE
+                    inputs, x_time, before, weight, bias, out, t, silu, n_weights, row, start, whole, wide, floats
                 )
                 _shifted_forth(
                     inputs, x_time, before, weight, bias, out, t, silu, n_weights, row, whole, stop, one, _ONE
                 )
 
     def backward(  # type: ignore[no-untyped-def]
-        x, state, weight, bias, g, d_x, d_state, d_weight, rings, silu, batch, length, n_weights, row, span
+        x, state, weight, bias, g, d_x, d_state, d_weight, rings, silu, batch, length, taps, row, span
     ):
         """`d_weight` has room for each sequence's sums, of the weights and then of the bias, and comes as zeros.
 
         Its rows and those of `rings` are a vector longer: a power of 2 apart, they would share a set of the cache.
         """
+        n_weights = taps if known == 0 else known
         (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
         for job in prange(batch * spans):
             sequence, start = job // spans, job % spans * span
             stop, n_before, inputs = min(row, start + span), n_weights - 1, x_start + size * sequence * x_batch
-            whole = start + (stop - start) // WIDTH * WIDTH
+            whole = start + (stop - start) // width * width
             before, to_before = state + 4 * sequence * n_before * row, d_state + 4 * sequence * n_before * row
             given, to_x = g + 4 * sequence * length * row, d_x + size * sequence * length * row
             skipped = 4 * sequence * (n_weights + 1) * (row + WIDTH)
@@ -235,7 +241,7 @@ def shifted_kernels(number: str) -> KernelPair:
             for at in range(length + n_before):
                 _shifted_back(
                     inputs, x_time, before, weight, bias, given, to_x, to_before, sums, ring, at, silu, length,
-                    n_weights, row, start, whole, wide, _WIDE,
+                    n_weights, row, start, whole, wide, floats,
                 )  # fmt: skip
                 _shifted_back(
                     inputs, x_time, before, weight, bias, given, to_x, to_before, sums, ring, at, silu, length,

@@ -244,6 +244,10 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
     return (batch, length, weight.shape[0], row, span), {"jobs": batch * -(-row // span), "work": work}
 
 
+def _known(weight: Tensor) -> int:
+    return weight.shape[0] if weight.shape[0] <= 4 else 0
+
+
 def _forward(
     keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, dtype: torch.dtype
 ) -> tuple[tuple, tuple]:
@@ -253,7 +257,7 @@ def _forward(
     before, rows = state.detach().contiguous(), weight.contiguous()
     added = before.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
     y, (sizes, work) = before.new_empty(x.shape), _sizes(x, weight)
-    shifted_kernels(NUMBERS[dtype]).forward(
+    shifted_kernels(NUMBERS[dtype], _known(weight)).forward(
         describe(inputs), *addresses(before, rows, added, y), int(silu), *sizes, **work
     )
     return (y,), (x, state, weight, bias)
@@ -274,7 +278,7 @@ def _backward(
     sums = state.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2] + 16)  # padded, as the kernel says
     rings = torch.empty_like(sums)
     places = addresses(before, rows, added, given, d_x, d_state, sums, rings)
-    shifted_kernels(NUMBERS[dtype]).backward(describe(inputs), *places, int(silu), *sizes, **work)
+    shifted_kernels(NUMBERS[dtype], _known(weight)).backward(describe(inputs), *places, int(silu), *sizes, **work)
     found = sums.sum(0)[:, : x.shape[2]]
     return d_x, d_state, found[:-1], None if bias is None else found[-1]
 
