@@ -99,7 +99,7 @@ def test_inputs_that_are_not_finite_spoil_their_own_vector_alone(numbers, wrong)
     before = layer(x)
     x[3, 150] = wrong
     after = layer(x)
-    assert not after[3].isfinite().any()
+    assert after[3].isnan().all()  # an infinity would have the sign of a code, which is that of no input
     assert torch.equal(after[[0, 1, 2, 4, 5, 6]], before[[0, 1, 2, 4, 5, 6]])
 
 

@@ -190,7 +190,9 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
         largest, limit = _largest_of(builder, parts), _FLOAT(_LARGEST)
         is_zero = builder.fcmp_ordered("<", largest, _FLOAT(_SMALLEST))
         factor = builder.select(is_zero, _FLOAT(0.0), builder.fdiv(limit, largest))
-        _put(builder, args[2], SCALE, builder.select(is_zero, _FLOAT(0.0), builder.fdiv(largest, limit)))
+        scale = builder.select(is_zero, _FLOAT(0.0), builder.fdiv(largest, limit))
+        is_finite = builder.fcmp_ordered("<", largest, _FLOAT(float("inf")))  # of an infinity, the codes lose the sign
+        _put(builder, args[2], SCALE, builder.select(is_finite, scale, _FLOAT(float("nan"))))
         factors, sums = spread_number(builder, factor, _FLOATS), []
         for number, part in enumerate(parts):
             whole = _call(builder, "llvm.rint.v16f32", _FLOATS, builder.fmul(part, factors))
