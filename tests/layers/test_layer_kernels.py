@@ -270,3 +270,14 @@ def test_bfloat16_inputs_are_rounded_once_on_their_way_out(channels, silu):
             assert one.dtype in (other.dtype, torch.bfloat16)
             half_a_bit = 2**-8 if one.dtype == torch.bfloat16 else 0
             torch.testing.assert_close(one.float(), other.float(), rtol=2 * half_a_bit + 1e-5, atol=2e-5)
+
+
+def test_a_state_and_weights_that_are_negated_later():
+    x, state, weight = torch.randn(2, 5, 7), torch.randn(2, 2, 7), torch.randn(3, 7)
+    found = shifted_products(x, torch._neg_view(state), torch._neg_view(weight), None)
+    torch.testing.assert_close(found, shifted_products(x, -state, -weight, None))
+
+
+def test_a_gate_whose_norm_fits_no_part_of_the_channels_is_refused():
+    with pytest.raises(ValueError, match="channels of norm is 5; expected a divisor of 12"):
+        gated(torch.randn(2, 5, 12), torch.randn(2, 5, 12), RMSNorm(5))

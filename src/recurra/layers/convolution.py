@@ -254,8 +254,8 @@ def _forward(
     from recurra.layers._cpu import shifted_kernels
 
     inputs = last_dim_contiguous(x.detach().resolve_neg())
-    before, rows = state.detach().contiguous(), weight.contiguous()
-    added = before.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
+    before, rows = state.detach().resolve_neg().contiguous(), weight.resolve_neg().contiguous()
+    added = before.new_zeros(x.shape[2]) if bias is None else bias.detach().resolve_neg().contiguous()
     y, (sizes, work) = before.new_empty(x.shape), _sizes(x, weight)
     shifted_kernels(NUMBERS[dtype], _known(weight)).forward(
         describe(inputs), *addresses(before, rows, added, y), int(silu), *sizes, **work
@@ -271,8 +271,11 @@ def _backward(
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved
     require_layout("x", x, tuple(gradient.shape), dtype, torch.device("cpu"))
-    inputs, before, rows = last_dim_contiguous(x.resolve_neg()), state.contiguous(), weight.contiguous()
-    added = before.new_zeros(x.shape[2]) if bias is None else bias.contiguous()
+    inputs, before, rows = (
+        last_dim_contiguous(x.resolve_neg()),
+        *(t.resolve_neg().contiguous() for t in (state, weight)),
+    )
+    added = before.new_zeros(x.shape[2]) if bias is None else bias.resolve_neg().contiguous()
     given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
     d_x, d_state = x.new_empty(x.shape), state.new_empty(state.shape)
     sums = state.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2] + 16)  # padded, as the kernel says

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require_layout
+from recurra.checks import require, require_layout
 from recurra.ops._operator import (
     Differentiable,
     addresses,
@@ -79,7 +79,9 @@ def gated(
     weight, options = None, (0, y.shape[-1], y.shape[-1], 0.0)
     if norm is not None:
         weight = at_least_float32(norm.weight)
-        options = (2 if after else 1, weight.shape[0] // norm.n_groups, weight.shape[0], norm.epsilon)
+        period = weight.shape[0]
+        require(y.shape[-1] % period == 0, "channels of norm", period, f"a divisor of {y.shape[-1]}")
+        options = (2 if after else 1, period // norm.n_groups, period, norm.epsilon)
     inputs = (y, z, u, scale, weight)
     is_one_step = y.shape[1] == 1 and not needs_gradient(*inputs)
     if is_one_step or y.dtype != torch.float32 or not numba_kernels_take(z, *NUMBERS):
@@ -100,7 +102,7 @@ def _gated_reference(
     if norm:
         s = s.unflatten(-1, (-1, group))
         s = s * torch.rsqrt(s.pow(2).mean(-1, keepdim=True) + epsilon)
-        s = s.flatten(-2) if weight is None else (s * weight.unflatten(0, (-1, group))).flatten(-2)
+        s = s.flatten(-2) if weight is None else s.flatten(-2) * weight.repeat(y.shape[-1] // weight.shape[0])
     return (s if norm == 2 else s * gate).to(z.dtype)
 
 
