@@ -36,7 +36,8 @@ def test_logits_are_the_peers(name, peers):
     peer, folder = peers(name)
     model = from_huggingface(folder).model
     assert not model.training
-    torch.testing.assert_close(model(TOKENS)[0], logits_of(peer, TOKENS), rtol=1e-5, atol=1e-5)
+    expected = logits_of(peer, TOKENS)  # both are rounded, in another order: a part of the largest logit
+    torch.testing.assert_close(model(TOKENS)[0], expected, rtol=0, atol=1e-5 * expected.abs().max().item())
     model.train().loss(TOKENS[:, :-1], TOKENS[:, 1:])[0].mean().backward()
     missing = [name for name, weight in model.named_parameters() if weight.grad is None or weight.grad.eq(0).all()]
     assert missing == []
