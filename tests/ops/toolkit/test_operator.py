@@ -13,6 +13,7 @@ from recurra.ops.delta_rule import reference as delta_modes
 from recurra.ops.gate_loop.fused import Planes, _fused_reference
 from recurra.ops.gate_loop.reference import recurrent
 from recurra.ops.scan.reference import linear_scan_reference, matrix_scan
+from recurra.ops.selective_scan.reference import at_once
 
 ops = torch.ops.recurra
 IN_TRITON_ALONE = {"gate_loop_chunk", "gate_loop_chunk_backward"}  # tests/ops/gate_loop/interpreted_triton_chunk.py
@@ -181,6 +182,7 @@ RECORDED = {
     "gate_loop_heads": (of_heads, lambda *x: recurrent(*x[:5], "reference")),
     "delta_rule_fused": (of_delta_rule, delta_modes.recurrent),
     "delta_rule": (of_delta_rule, delta_modes.recurrent),
+    "selective_scan": (CASES["selective_scan"][0], lambda *x: at_once(*x[:6])),
     "matrix_scan": (CASES["matrix_scan"][0], lambda *x: [matrix_scan(*x)]),
 }  # fmt: skip
 
@@ -198,7 +200,7 @@ def test_a_bare_operator_records_a_gradient(name):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "linear_scan_backward", "decoding_linear"])
+@pytest.mark.parametrize("name", ["linear_scan_backward", "decoding_linear"])
 def test_without_a_rule_a_gradient_is_refused_rather_than_lost(name):
     first, *rest = CASES[name][0]()
     with pytest.raises(NotImplementedError, match=r"no derivative .* in a traced program: differentiate the model"):
