@@ -15,7 +15,7 @@ from tests.processes import Program
 from recurra import open_run
 from recurra.cli import _parsers, main
 from recurra.cli.serve import _settings
-from recurra.serve._app import _loaded
+from recurra.serve._app import _loaded, _threads_of_model
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -112,6 +112,12 @@ def test_models_are_loaded_in_a_thread_that_has_ended(models):
     assert _loaded(load) == models[:1]
     assert loading[0] is not threading.current_thread()
     assert not loading[0].is_alive()
+
+
+@pytest.mark.parametrize(("given", "cores", "used"), [(None, 8, 7), (None, 1, 1), (3, 8, 3)])
+def test_a_core_is_left_to_http_unless_threads_are_given(monkeypatch, given, cores, used):
+    monkeypatch.setattr("torch.get_num_threads", lambda: cores)
+    assert _threads_of_model(given) == used
 
 
 def test_an_error_of_loading_is_raised_where_the_server_starts():

@@ -262,7 +262,7 @@ def _server_parser(name: str, description: str) -> ArgumentParser:
     add("--sessions", **FILE, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
     packed = "type of packed weights; model packs none (default: float32)"
     add("--weights", choices=(*_choices.DTYPES, "model"), default="float32", help=packed)
-    add("--threads", **NUMBER, help="threads of the model (default: as many as cores)")
+    add("--threads", **NUMBER, help="threads of the model (default: all cores but one, for HTTP)")
     add("--max-streams", **NUMBER, default=1024, help="streams at the same time (default: 1024)")
     add("--max-queue", **NUMBER, default=1024, help="requests that wait; more get 429 (default: 1024)")
     add("--max-tokens", **NUMBER, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")

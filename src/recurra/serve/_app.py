@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import torch
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -117,8 +118,13 @@ def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespa
             raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
         return models
 
-    run_service(load, settings, arguments.threads, log_file=arguments.log_file)
+    run_service(load, settings, _threads_of_model(arguments.threads), log_file=arguments.log_file)
     return 0
+
+
+def _threads_of_model(threads: int | None) -> int:
+    """Return how many threads run the model: unless given, all but one, which HTTP takes. They wait for one another."""
+    return max(1, torch.get_num_threads() - 1) if threads is None else threads
 
 
 def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
