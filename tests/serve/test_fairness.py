@@ -94,3 +94,13 @@ def test_a_key_that_fills_the_server_is_refused_and_another_is_answered(serving,
         assert status in (429, 503)
         answer = lone.post("/v1/completions", json={"model": "letters", "prompt": "a", "max_tokens": 2})
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("n_sequences", [1, 4])
+def test_texts_that_wait_for_their_prompt_do_not_count_as_generating(n_sequences):
+    """A chunk for many waiting prompts is as long as if each asked for one text."""
+    scheduler = Scheduler(64, 64)
+    for one in (asked(BUSY, 1000, n_sequences) for _ in range(6)):
+        scheduler.add(one)
+    list(scheduler.admit())
+    assert scheduler._share(6) == 8 * 5

@@ -297,3 +297,10 @@ def test_without_a_gradient_planes_of_two_types_are_one():
     h = torch.complex(*state)[..., None, None]
     expected = gate_loop_real_part(q, k, v, Planes(re, im), state=h)
     torch.testing.assert_close(gate_loop_real_part(q, k, v, Planes(re, im.double()), state=h), expected, rtol=0, atol=0)
+
+
+def test_under_a_transform_the_last_complex_state_keeps_no_others():
+    q = torch.randn(3, 1, 40, 2, 1)
+    a = torch.polar(torch.rand_like(q), q)
+    _, last = torch.func.vmap(lambda q, a: gate_loop(q, q, q, a))(q, a)
+    assert last.untyped_storage().nbytes() == last.nbytes
