@@ -128,9 +128,26 @@ def test_initial_scale():
     assert model.blocks[0].mixer.qkv.bias.abs().max() == 0
 
 
+@pytest.mark.parametrize("mixer", ["gateloop", "s4d", "gru"])
+@pytest.mark.parametrize("feed_forward", ["gelu", "swiglu"])
+def test_scaled_residual_branches(mixer, feed_forward):
+    def drawn(scale: float, **options) -> LanguageModel:
+        torch.manual_seed(0)
+        return LanguageModel(small(mixer=mixer, feed_forward=feed_forward, residual_init_scale=scale, **options))
+
+    scaled = drawn(0.25).state_dict()
+    for name, weight in drawn(1.0).state_dict().items():
+        writes = name.endswith(("output_projection.weight", "feed_forward.3.weight", "down.weight"))
+        assert torch.equal(scaled[name], 0.25 * weight if writes else weight), name
+    if mixer != "gru":  # which has no output projection, and starts as it is
+        model, tokens = drawn(0.0), torch.randint(7, (2, 5))
+        assert torch.equal(model(tokens)[0], model.head(model.norm(model.embedding(tokens))))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"residual_init_scale": -1.0}, "residual_init_scale is -1.0; expected at least 0"),
         ({"d_model": -8}, "d_model is -8"),
         ({"d_channel_mixing": 0, "feed_forward": "swiglu"}, "feed_forward is 'swiglu'; expected 'gelu' with"),
         ({"norm": "batch"}, "norm is 'batch'; expected one of layer, rms"),

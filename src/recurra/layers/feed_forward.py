@@ -23,6 +23,11 @@ class FeedForward(nn.Sequential):
             nn.Linear(d_hidden, d_model, bias=biases),
         )
 
+    @property
+    def output_projection(self) -> nn.Module:
+        """The layer that writes to the residual stream."""
+        return self[-1]
+
     def forward(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L d_model"]:
         """Apply the network to each step."""
         return super().forward(x)
@@ -45,6 +50,11 @@ class _GatedFeedForward(nn.Module):
         self.activation = activation()
         self.dropout = nn.Dropout(dropout)
         self.down = nn.Linear(d_hidden, d_model, bias=biases)
+
+    @property
+    def output_projection(self) -> nn.Module:
+        """The layer that writes to the residual stream."""
+        return self.down
 
     def forward(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L d_model"]:
         """Apply the network to each step."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -41,6 +42,14 @@ class MixerBlock(nn.Module):
         """
         mixed, state = self.mixer(self.norm_mixing(x), state, **lengths)
         return x + self.dropout(mixed), state
+
+    @torch.no_grad()
+    def scale_outputs(self, scale: float) -> None:
+        """Multiply the weights that write to the residual stream: a way to start, not to compute."""
+        for part in (self.mixer, getattr(self, "feed_forward", None)):
+            projection = getattr(part, "output_projection", None)
+            if projection is not None:
+                projection.weight.mul_(scale)
 
 
 class Block(MixerBlock):
@@ -100,6 +109,9 @@ class LanguageModelConfig(ModelConfig):
     """Use the token embedding as the output matrix too."""
     embedding_scale: float = 1.0
     """What embedded tokens are multiplied by."""
+    residual_init_scale: float = 1.0
+    """What the last weights of each half of a block are multiplied by at the start: those of the feed-forward network
+    and of the mixer's output projection, where it has one. At 0 the blocks begin as the identity."""
     embedding_norm: bool = False
     """Normalise embedded tokens, as RWKV-4 does."""
     logit_cap: float | None = None
@@ -110,7 +122,7 @@ class LanguageModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
-        require_at_least(0, d_channel_mixing=self.d_channel_mixing)
+        require_at_least(0, d_channel_mixing=self.d_channel_mixing, residual_init_scale=self.residual_init_scale)
         require_probability(dropout=self.dropout)
         choose("feed_forward", FEED_FORWARDS, self.feed_forward)
         applies = self.d_channel_mixing > 0 or self.feed_forward == "gelu"
@@ -173,6 +185,8 @@ class LanguageModel(LanguageModelShell):
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
         self.head: nn.Module = linear if config.logit_cap is None else CappedHead(linear, config.logit_cap)
         self.apply(_initialise)
+        for block in self.blocks:
+            block.scale_outputs(config.residual_init_scale)  # type: ignore[operator]
         if config.tie_embeddings:
             linear.weight = self.embedding.weight
 
