@@ -1,5 +1,6 @@
 """The names and values that options take, for the library and for `recurra COMMAND --help`, which loads no torch."""
 
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 Split: TypeAlias = Literal["train", "valid", "test"]
@@ -42,3 +43,24 @@ TEMPERATURES = (
     *(1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0),
 )
 """What `best_temperature` tries, rising: 0.80, 0.82, ... 1.40, and coarser steps on both sides, from 0.3 to 8."""
+
+_PACKAGE = Path(__file__).resolve().parent
+_IN_WHEEL, _IN_CLONE = _PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"
+
+
+def recipes_folder() -> Path:
+    """Locate the recipes that come with Recurra: inside an installed package, beside `src` in a clone.
+
+    Raises:
+        FileNotFoundError: there are none; the installation is not complete.
+    """
+    for folder in (_IN_WHEEL, _IN_CLONE):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"recipes is {_IN_WHEEL}, which does not exist; expected a folder: reinstall Recurra")
+
+
+def recipe_names() -> list[str]:
+    """List the names of the recipes that come with Recurra, FOLDER/NAME each, in alphabetical order."""
+    folder = recipes_folder()
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))

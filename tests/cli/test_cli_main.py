@@ -1,5 +1,6 @@
 """`recurra` itself: which commands there are, and how errors come out."""
 
+import os
 import subprocess
 import sys
 
@@ -19,6 +20,28 @@ def test_the_commands_are_listed(capsys):
         assert f"  {name}" in listed
     assert main(["trian"]) == 2
     assert "recurra: unknown command 'trian': did you mean train?\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("recurra co", {"compare", "convert", "cost"}),
+        ("recurra train", {"train"}),
+        ("recurra eval runs/text --spl", {"--split"}),
+        ("recurra eval runs/text --split ", {"train", "valid", "test"}),
+        ("recurra train demo/", {"demo/data-controlled", "demo/fixed"}),
+        ("recurra export ", {"hf", "gguf", "onnx", "web"}),
+        ("recurra export web run --weights f", {"float16", "float32"}),
+        ("python -m recurra serve --max-s", {"--max-streams"}),
+    ],
+)
+def test_a_shell_completes_a_line(line, offered, tmp_path):
+    answer = tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "3" if line.startswith("python") else "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['recurra']; from recurra.cli import main; main()"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, cwd=tmp_path, check=True)
+    assert {word.strip() for word in answer.read_text(encoding="utf-8").split("\n")} - {"-h", "--help"} == offered
 
 
 def test_a_folder_without_a_run_is_refused(capsys, tmp_path):

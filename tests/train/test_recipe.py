@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recurra._choices import recipes_folder
 from recurra.data.memory_horizon import MemoryHorizonConfig
 from recurra.train.experiment import Experiment
 from recurra.train.recipe import (
@@ -15,7 +16,6 @@ from recurra.train.recipe import (
     load_recipe,
     read_family,
     recipe_help,
-    recipes_folder,
     to_yaml,
 )
 from recurra.train.run import default_run_folder

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 
 from recurra import __version__
 from recurra.cli import _parsers
-from recurra.cli._arguments import unknown
+from recurra.cli._arguments import complete_among, completing, unknown
 
 COMMANDS = {
     "prepare": (_parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
@@ -41,7 +41,16 @@ _MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what
 _INTERRUPTED = 130
 _CLOSED_PIPE = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
 _EXTRAS = {
-    "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "platformdirs"),
+    "train": (
+        "lightning_fabric",
+        "jsonargparse",
+        "tokenizers",
+        "rich",
+        "yaml",
+        "tensorboard",
+        "platformdirs",
+        "argcomplete",
+    ),
     "video": ("av",),
     "hf": ("transformers", "peft", "gguf"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
@@ -68,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", default=os.environ.get("RECURRA_DEBUG", "0") not in ("", "0"))
     parser.add_argument("--import", dest="modules", action="append", default=[])
     own, words = parser.parse_known_args(arguments)  # what comes after -- is a value
+    if completing():
+        words = complete_among(COMMANDS)
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
         return 0 if words else _FAILED

@@ -1,11 +1,12 @@
 """Arguments that commands share, and values set over a recipe, whose keys contain a dot: --training.epochs 2."""
 
+import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recurra._choices import RECIPE_KEYS
+from recurra._choices import RECIPE_KEYS, recipe_names
 from recurra.registry import did_you_mean
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
@@ -50,10 +51,50 @@ def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=which[default])
 
 
+def add_recipe(parser: ArgumentParser, name: str, **options: Any) -> None:
+    """Add an argument that takes recipes: the shell completes their names, and files."""
+
+    def names(prefix: str, **parsing: Any) -> list[str]:
+        from argcomplete.completers import FilesCompleter
+
+        return [*recipe_names(), *FilesCompleter(["yaml"])(prefix)]
+
+    parser.add_argument(name, **options).completer = names  # type: ignore[attr-defined]
+
+
 def parsed(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """Parse a command's words; `overrides` of the result has those that set values over the recipe's."""
+    if completing():
+        _complete(parser)
     own, overrides = split_overrides(words)
     return parser.parse_args(own, Namespace(overrides=overrides))
+
+
+def completing() -> bool:
+    """Whether a shell asks what may come next: `eval "$(register-python-argcomplete recurra)"` has it ask."""
+    return "_ARGCOMPLETE" in os.environ
+
+
+def complete_among(names: Iterable[str]) -> list[str]:
+    """Answer a shell that asks which of `names` comes next in its line, and end the program.
+
+    If one of them is written there already, return it and the words after it: its own parser shall answer.
+    """
+    line, before = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])], int(os.environ["_ARGCOMPLETE"])
+    words = line.split()[before:]  # those before are the program and its command, as the shell or this function says
+    if words and words[0] in names and (len(words) > 1 or line[-1].isspace()):
+        os.environ["_ARGCOMPLETE"] = str(before + 1)
+        return words
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("name", choices=names)
+    _complete(parser)
+    raise SystemExit
+
+
+def _complete(parser: ArgumentParser) -> None:
+    import argcomplete
+
+    argcomplete.autocomplete(parser)
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -14,7 +14,10 @@ from recurra.cli._arguments import (
     REAL,
     add_checkpoint,
     add_device,
+    add_recipe,
     command_parser,
+    complete_among,
+    completing,
     parsed,
     unknown,
 )
@@ -39,7 +42,7 @@ def prepare(words: Sequence[str]) -> Namespace:
     add("--vocab-size", **NUMBER, help="most frequent words to keep, or size of the bpe")
     add("--tokenizer", **FILE, help="take this vocabulary instead of making one")
     add("--workers", **NUMBER, default=1, help="processes (default: 1)")
-    return parser.parse_args(words)
+    return parsed(parser, words)
 
 
 _TRAIN = """\
@@ -53,7 +56,7 @@ def train(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
     recipe = "a YAML file, a name that `recurra recipes` lists, or either with #VARIANT"
-    add("recipe", nargs="?", metavar="RECIPE", help=recipe)
+    add_recipe(parser, "recipe", nargs="?", metavar="RECIPE", help=recipe)
     add("--run-dir", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
     add("--resume", metavar="RUN", help="continue the run in this folder")
     add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
@@ -79,8 +82,8 @@ def recipes(words: Sequence[str]) -> Namespace:
         "change it, write it into a file of your own, `recurra recipes NAME > mine.yaml`.",
         overrides=False,
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
-    return parser.parse_args(words)
+    add_recipe(parser, "name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
+    return parsed(parser, words)
 
 
 _SWEEP = """\
@@ -93,7 +96,7 @@ reads the runs that are finished and resumes the others."""
 
 def sweep(words: Sequence[str]) -> Namespace:
     parser = command_parser("sweep", _SWEEP)
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
+    add_recipe(parser, "recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
     parser.add_argument("--out", **FOLDER, help="folder of the runs (default: runs/RECIPE-sweep)")
     return parsed(parser, words)
 
@@ -115,7 +118,8 @@ score of the best checkpoint (`training.monitor` chooses loss or accuracy), as m
 def compare(words: Sequence[str]) -> Namespace:
     parser = command_parser("compare", _COMPARE)
     add = parser.add_argument
-    add("places", nargs="*", metavar="RECIPE", help="a recipe with --mixers, or folders of finished runs without")
+    places = "a recipe with --mixers, or folders of finished runs without"
+    add_recipe(parser, "places", nargs="*", metavar="RECIPE", help=places)
     add("--mixers", type=_names, metavar="NAMES", help="mixers to train, as in gru,s5; `recurra info` lists them")
     add("--seeds", **NUMBER, help="runs of each mixer, with the seeds 0 to N - 1 (default: 3)")
     equal = "adapt model.d_model so that all mixers come close to the parameters of the recipe's own"
@@ -416,6 +420,8 @@ _EXPORTS: dict[str, tuple[Callable[[], ArgumentParser], str]] = {
 
 def export(words: Sequence[str]) -> Namespace:
     """Parse the arguments of one of the formats, which `to` of the result names."""
+    if completing():
+        complete_among(_EXPORTS)
     lines = [f"  {name:<6}{text}" for name, (_, text) in _EXPORTS.items()]
     end = "`recurra export FORMAT --help` shows its arguments."
     usage = "\n".join(["usage: recurra export FORMAT RUN ...", "", *lines, "", end])
@@ -453,7 +459,8 @@ is allocated."""
 def cost(words: Sequence[str]) -> Namespace:
     parser = command_parser("cost", _COST)
     add = parser.add_argument
-    add("recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs")
+    recipes = "recipes, files or names, with #VARIANT, or folders of runs"
+    add_recipe(parser, "recipes", nargs="+", metavar="RECIPE", help=recipes)
     add("--vocabulary", **NUMBER, help="size of the vocabulary, so that the corpus is not needed")
     add("--json", **FILE, help="write the numbers to FILE")
     add("--plot", **FOLDER, help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
@@ -485,9 +492,9 @@ def demo(words: Sequence[str]) -> Namespace:
         overrides=False,
     )
     parser.add_argument("--run-dir", **FOLDER, default="runs/demo", help="folder to write (default: runs/demo)")
-    return parser.parse_args(words)
+    return parsed(parser, words)
 
 
 def info(words: Sequence[str]) -> Namespace:
     description = "Show versions, backends, mixers, models and experiments."
-    return command_parser("info", description, overrides=False).parse_args(words)
+    return parsed(command_parser("info", description, overrides=False), words)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from recurra._choices import recipe_names, recipes_folder
 from recurra._files.reading import one_line, parse_yaml, read_yaml
 from recurra.checks import require, sentence
 from recurra.models.language_model import LanguageModelConfig
@@ -25,30 +26,9 @@ from recurra.train._process import is_first_launched
 from recurra.train.experiment import Experiment, flat, sections_of, to_plain
 from recurra.train.task import experiment_names
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_IN_WHEEL, _IN_CLONE = _PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"
-
 
 class RecipeError(ValueError):
     """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
-
-
-def recipes_folder() -> Path:
-    """Locate the recipes that come with Recurra: inside an installed package, beside `src` in a clone.
-
-    Raises:
-        FileNotFoundError: there are none; the installation is not complete.
-    """
-    for folder in (_IN_WHEEL, _IN_CLONE):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(sentence("recipes", f"{_IN_WHEEL}, which does not exist", "a folder", "reinstall Recurra"))
-
-
-def recipe_names() -> list[str]:
-    """List the names of the recipes that come with Recurra, FOLDER/NAME each, in alphabetical order."""
-    folder = recipes_folder()
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))
 
 
 def find_recipe(word: Path | str) -> Path:
