@@ -62,3 +62,20 @@ def test_a_converted_run_is_scored_and_generates_and_is_not_resumed(capsys, tmp_
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
     assert "expected a checkpoint that training can continue from" in failure(capsys, "train", "--resume", other)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", "-folder"])
+def test_a_run_over_bytes_is_converted_with_byte_pairs(capsys, tmp_path, text_recipe, ending):
+    run, file, other = (str(tmp_path / name) for name in ("bytes", f"model{ending}", "again"))
+    assert main(["train", str(text_recipe), "--data.vocabulary", "bytes", "--run-dir", run]) == 0
+    if ending == "-folder":
+        pytest.importorskip("transformers")
+    assert main(["convert", run, file, *(["--to", "hf"] if ending == "-folder" else [])]) == 0
+    assert main(["convert", file, other, "--to", "run"]) == 0
+    outputs = []
+    for folder in (run, other):
+        assert main(["eval", folder]) == 0
+        capsys.readouterr()
+        assert main(["generate", folder, "--temperature", "0", "--prompt", "ca"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]

@@ -191,3 +191,13 @@ def test_a_long_document_is_encoded_line_by_line(monkeypatch):
     monkeypatch.setattr(encoder, "_tokenizer", Spy(encoder._tokenizer))
     assert len(encoder.encode_each(["low\nnew\n", "wide"])[1]) == 2
     assert seen == ["low\n", "new\n", "wide"]
+
+
+def test_bytes_are_byte_pairs_without_pairs():
+    pairs = ByteEncoder().as_byte_pairs()
+    assert len(pairs) == 256
+    for text in (*BLOCKS, "na\u00efve \u65e5\u672c\r\n\n\x00\t  \U0001f600 don't", "".join(map(chr, range(300)))):
+        assert pairs.encode(text).tolist() == list(text.encode())
+    every = list(range(256))
+    assert pairs.decode(every) == ByteEncoder().decode(every)
+    assert pairs.encodes_lines_apart

@@ -17,7 +17,7 @@ from recurra._files.reading import parse_json, require_file
 from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra._files.writing import replacing
 from recurra.checks import sentence
-from recurra.data.tokenizers import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
 from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5
@@ -49,8 +49,14 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
+def readable_elsewhere(tokenizer: TextEncoder) -> TextEncoder:
+    """Return a tokenizer with the same tokens that other programs can read: bytes become byte pairs."""
+    return tokenizer.as_byte_pairs() if isinstance(tokenizer, ByteEncoder) else tokenizer
+
+
 def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     """Return a tokenizer as text."""
+    tokenizer = readable_elsewhere(tokenizer)
     if not isinstance(tokenizer, (Vocabulary, BytePairEncoding)):
         raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", "a Vocabulary or BytePairEncoding"))
     return tokenizer.to_json()

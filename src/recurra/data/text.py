@@ -49,7 +49,7 @@ class TextConfig:
     """Take the vocabulary from this file instead of making one from the training file: a tokenizer.json for "bpe", the
     output of Vocabulary.save for "words"."""
     bpe_vocab_size: int | None = None
-    """Size of the byte pair encoding to train on the training file; for "bpe" without a tokenizer."""
+    """Size of the byte pair encoding to train on the training file, for "bpe" without a tokenizer; others ignore it."""
     batch_size: int = 16
     """Sequences in a training step, over all ranks together."""
     eval_batch_size: int = 1
@@ -105,7 +105,6 @@ class TextConfig:
         of_files = self.source == "folder"
         mixes = self.source == "shards" and self.sampling == "windows"
         finite = all(weight > 0 and math.isfinite(weight) for weight in self.mixture.values())
-        trains = self.vocabulary == "bpe" and self.tokenizer is None and self.source != "shards"
         rules = (
             ((self.eval_stride is None) == (self.eval_context is None), "eval_context",
              f"{strides} when data.eval_stride is {self.eval_stride}"),
@@ -119,13 +118,20 @@ class TextConfig:
              "text, for data without columns"),
             (mixes or not self.mixture, "mixture", "none unless data.source is shards and data.sampling is windows"),
             (finite, "mixture", "folders of shards with finite weights above 0"),
-            (not trains or self.bpe_vocab_size is not None, "bpe_vocab_size",
+            (self.bpe_vocab_size is not None or not self._trains_bpe, "bpe_vocab_size",
              "the size of the byte pair encoding to train: set it, or set data.tokenizer to a tokenizer.json"),
-            (trains or self.bpe_vocab_size is None, "bpe_vocab_size",
-             "null unless data.vocabulary is bpe, without data.tokenizer or shards, which have their own"),
         )  # fmt: skip
         for holds, name, expected in rules:
             require(holds, f"data.{name}", getattr(self, name), expected)
+
+    @property
+    def _trains_bpe(self) -> bool:
+        return self.vocabulary == "bpe" and self.tokenizer is None and self.source != "shards"
+
+    @property
+    def _bpe_size(self) -> int | None:
+        """The size of the byte pair encoding to train; None if there is none to train."""
+        return self.bpe_vocab_size if self._trains_bpe else None
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "TextData":
         """Find the corpus, encode it the first time, and open it."""
@@ -141,7 +147,8 @@ class TextConfig:
             got, hint = f"{self.path}, which does not exist", "set --data.path"
             raise FileNotFoundError(sentence("data.path", got, TEXT, hint))
         vocabulary: VocabularyKind | TextEncoder = self.vocabulary if own is None else own
-        corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=self.bpe_vocab_size, cache=self.cache)
+        size = self._bpe_size
+        corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=size, cache=self.cache)
         return TextData(self, corpus, rank=rank, world_size=world_size)
 
     def load_tokenizer(self, path: str | Path) -> TextEncoder:
@@ -245,7 +252,7 @@ def _shards_folder(config: TextConfig) -> Path:
     assert config.source != "shards"
     path = corpus_path(config.source, config.path)
     training = training_identity(config.source, config.path)  # of which a vocabulary is made
-    words = (config.source, path, training, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
+    words = (config.source, path, training, config.subset, config.text_field, config.vocabulary, config._bpe_size)
     own = None if config.tokenizer is None else config.load_tokenizer(config.tokenizer).fingerprint
     key = hashlib.sha256("\n".join(map(str, (*words, own))).encode()).hexdigest()[:16]
     return (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
@@ -262,7 +269,7 @@ def _prepared(config: TextConfig) -> Path:
         path=config.path,
         out=folder,
         vocabulary=config.vocabulary,
-        vocab_size=config.bpe_vocab_size,
+        vocab_size=config._bpe_size,
         tokenizer=None if config.tokenizer is None else Path(config.tokenizer).expanduser(),
         name=config.subset,
         field=config.text_field,

@@ -105,6 +105,13 @@ class ByteEncoder(_Encoder):
         """Turn tokens back into text; bytes that are not UTF-8 become U+FFFD."""
         return bytes(_numbers(tokens, 256)).decode(errors="replace")
 
+    def as_byte_pairs(self) -> "BytePairEncoding":
+        """Return byte pairs without any pair, which have the same tokens: what other programs can read."""
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # the bytes that stand for themselves
+        others = (byte for byte in range(256) if byte not in printable)
+        letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+        return BytePairEncoding(_byte_level(models.BPE({letter: byte for byte, letter in letters.items()}, [])))
+
     def to_json(self) -> str:
         """Return what `save` writes, as text."""
         return json.dumps({"format": _BYTES_FORMAT})
@@ -331,11 +338,7 @@ class BytePairEncoding(_Encoder):
     def train(cls, blocks: Iterable[str], vocab_size: int) -> "BytePairEncoding":
         """Train on a text in blocks of whole lines: the 256 bytes and at most vocab_size - 256 merges."""
         require_whole_number(256, vocab_size=vocab_size)
-        tokenizer = Tokenizer(models.BPE())
-        lines = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")  # which are then cut into words
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
-        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
@@ -381,6 +384,16 @@ class BytePairEncoding(_Encoder):
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode(_numbers(tokens, self._length), skip_special_tokens=False)
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    """A tokenizer that cuts lines, and those into words, and tells the model their bytes as letters."""
+    tokenizer = Tokenizer(model)
+    lines = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _before(part: list[int], whole: list[int]) -> tuple[int, ...]:

@@ -24,7 +24,14 @@ from recurra._files.writing import put_in_place, replace_files, replacing
 from recurra.checks import require, require_literal, sentence
 from recurra.convert.export._page_files import MODULE, PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
-from recurra.convert.portable import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
+from recurra.convert.portable import (
+    PortableModel,
+    load_single_file,
+    readable_elsewhere,
+    require_equal,
+    save_single_file,
+    tokenizer_to_json,
+)
 from recurra.convert.published.folder import (
     ARCHITECTURES,
     from_huggingface,
@@ -128,8 +135,10 @@ def _read_model(
     if found in ("published", "gguf"):
         return without_unused_tokens(from_huggingface(path))
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
-    tokenizer = run.tokenizer  # first: only text runs have one
+    tokenizer = readable_elsewhere(run.tokenizer)  # first: only text runs have one
     experiment = run.experiment
+    if tokenizer is not run.tokenizer:
+        experiment = replace(experiment, data=replace(experiment.data, vocabulary="bpe", bpe_vocab_size=len(tokenizer)))
     if experiment.lora.rank is not None:  # they are merged
         experiment = replace(experiment, init_from=None, lora=LoraConfig())
     return PortableModel(run.model, tokenizer, to_plain(experiment), run.step)
@@ -268,7 +277,7 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
     if existing and not force:
         got = f"{existing[0]}, which exists"
         raise FileExistsError(sentence("target", got, "another name", "--force overwrites it"))
-    encoder = run.tokenizer  # first: only text runs have one
+    encoder = readable_elsewhere(run.tokenizer)  # first: only text runs have one
     model = require_exportable(run.model)
     try:
         from recurra.convert.export import _run_file as run_file

@@ -45,7 +45,7 @@ class TextTask(TokenTask):
         # The cache may have the shards that the run began with; by its own vocabulary they would be made again.
         is_plain = data.source in ("folder", "shards")
         if is_plain or is_gone or not has_prepared(data, data.load_tokenizer(own)):
-            data = replace(data, tokenizer=str(own), bpe_vocab_size=None)
+            data = replace(data, tokenizer=str(own))
         return data.build(rank=rank, world_size=world_size)
 
     def fingerprint(self, opened: TextData) -> str:
