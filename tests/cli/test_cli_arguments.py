@@ -2,9 +2,11 @@
 
 from dataclasses import fields
 
+import pytest
 from tests.processes import in_new_interpreter
 
 from recurra._choices import PUBLISHED_CLASSES, RECIPE_KEYS, VOCABULARY_KINDS
+from recurra.cli import main
 from recurra.cli._arguments import split_overrides
 from recurra.convert.published.folder import ARCHITECTURES
 from recurra.data.corpus import ENCODERS
@@ -52,3 +54,18 @@ def test_the_choices_are_those_of_the_library():
     assert list(RECIPE_KEYS) == [field.name for field in fields(Experiment)]
     assert list(PUBLISHED_CLASSES) == list(ARCHITECTURES)
     assert list(VOCABULARY_KINDS) == list(ENCODERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "text", "--run", "there"], "unrecognized arguments: --run there: did you mean --run-dir or"),
+        (["eval", "run", "--splt=test"], "unrecognized arguments: --splt=test: did you mean --split?"),
+        (["eval", "run", "--wholly-else"], "unrecognized arguments: --wholly-else\n"),
+        (["eval", "run", "other"], "unrecognized arguments: other\n"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_a_near_one(capsys, words, said):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert said in capsys.readouterr().err

@@ -4,7 +4,7 @@ import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from recurra._choices import RECIPE_KEYS, recipe_names
 from recurra.registry import did_you_mean
@@ -23,8 +23,17 @@ def unknown(what: str, word: str, known: Iterable[str]) -> str:
     return f"unknown {what} {word!r}{hint and f': {hint}'}"
 
 
+class _CommandParser(ArgumentParser):
+    """A parser that offers the option which an unknown one is near to."""
+
+    def error(self, message: str) -> NoReturn:
+        word = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")[0]
+        hint = did_you_mean(word, self._option_string_actions) if word.startswith("--") else ""
+        super().error(f"{message}{hint and f': {hint}'}")
+
+
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
-    return ArgumentParser(
+    return _CommandParser(
         prog=f"recurra {name}",
         description=description,
         epilog=_OVERRIDES_HELP if overrides else None,
