@@ -2,7 +2,7 @@
 # What a card is needed for, in one command of less than nine minutes, without a network:
 #
 #   make gpu-wheels                                    # on a machine with a network: fills .gpu-wheels
-#   bash benchmarks/gpu_queue.sh                       # on the one with a card: equality kernels steps runs
+#   bash benchmarks/gpu_queue.sh                       # on the one with a card: equality kernels graphs steps runs
 #   bash benchmarks/gpu_queue.sh tests tiles kernels   # these stages in this order
 #   bash benchmarks/gpu_queue.sh --dry                 # anywhere: tiny sizes on the CPU, through Triton's interpreter
 #
@@ -11,6 +11,7 @@
 #
 #   equality   60 s  every kernel and every mixer on the card beside float64 on the CPU (equality.json)
 #   kernels    60 s  GB/s of each operator beside a copy, and other libraries if they are installed (kernels.json)
+#   graphs     60 s  training with CUDA graphs beside training without: equality, ms an update, memory (graphs.json)
 #   steps      90 s  training steps of published recipes: tokens/s and MFU (steps.json)
 #   runs             long runs in what time is left; runs that are in $RUNS already are resumed (runs.tar.gz)
 #   tests     100 s  the tests of the Triton kernels on the card (tests.txt)
@@ -36,7 +37,7 @@ cd "$(dirname "$0")/.." || exit
 [ "${1:-}" = --list ] && { for pair in $WHEELS; do echo "${pair#*:}"; done; exit; }
 DRY=""
 [ "${1:-}" = --dry ] && { DRY=--dry JOBS=${JOBS:-1}; shift; }
-[ $# -gt 0 ] || set -- equality kernels steps runs
+[ $# -gt 0 ] || set -- equality kernels graphs steps runs
 FOLDER=${FOLDER:-.gpu-wheels} PYTHON=${PYTHON:-python3} OUT=${OUT:-runs/gpu} RUNS=${RUNS:-runs/gpu-runs}
 DATA=${DATA:-data/ptb} LIMIT=${LIMIT:-525} JOBS=${JOBS:-12}
 mkdir -p "$OUT"
@@ -141,6 +142,7 @@ for name in "$@"; do
   equality) # its processes share the cores for the CPU's side
     OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 stage equality 60 "$PYTHON" -m benchmarks.gpu.golden $DRY --jobs "$JOBS" --out "$OUT/equality.json" ;;
   kernels) stage kernels 60 "$PYTHON" -m benchmarks.gpu $DRY --out "$OUT/kernels.json" ;;
+  graphs) stage graphs 60 "$PYTHON" -m benchmarks.gpu.graphs $DRY --out "$OUT/graphs.json" ;;
   steps) stage steps 90 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/steps.json" ;;
   tests)
     STOP=INT TRITON_INTERPRET=$((${#DRY} > 0)) stage tests 100 bash -c 'tested tests.txt tests/ops/*/interpreted_triton*.py'

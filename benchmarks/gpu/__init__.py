@@ -1,5 +1,5 @@
-"""What is measured on a CUDA card: speed (`python -m benchmarks.gpu`), golden, tuning, steps. `benchmarks/gpu_queue.sh`
-runs them. Each takes `--dry`: tiny sizes on the CPU, through Triton's interpreter."""
+"""What is measured on a CUDA card: speed (`python -m benchmarks.gpu`), golden, graphs, tuning, steps.
+`benchmarks/gpu_queue.sh` runs them. Each takes `--dry`: tiny sizes on the CPU, through Triton's interpreter."""
 
 import os
 import sys

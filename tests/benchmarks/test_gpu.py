@@ -12,7 +12,7 @@ from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = ROOT / "benchmarks" / "gpu_queue.sh"
-STAGES = ["equality", "kernels", "steps", "runs"]
+STAGES = ["equality", "kernels", "graphs", "steps", "runs"]
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -8,7 +8,7 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import detach
 from recurra.train.config import TrainingConfig
 from recurra.train.evaluate import evaluate
-from recurra.train.losses import Objective
+from recurra.train.losses import Objective, few_positions
 
 
 @pytest.fixture
@@ -101,7 +101,8 @@ def test_ranks_call_the_same_parts_however_many_targets_they_have(model, monkeyp
     for name in ("forward", "loss", "hidden", "losses"):
         method = getattr(model, name)
         monkeypatch.setattr(model, name, lambda *a, m=method, n=name, **o: calls.append(n) or m(*a, **o))
-    Objective(model, TrainingConfig())(inputs, targets, counted, None)
+    positions = few_positions(targets, counted, padded=False)
+    Objective(model, TrainingConfig())(inputs, targets, counted, None, positions=positions)
     assert calls == ["hidden", "losses"]
     calls.clear()
     others = [15, 15]  # targets and steps of all ranks
@@ -120,7 +121,8 @@ def test_few_targets_have_the_same_loss_state_and_gradients(make_trainer, model,
     targets = targets.view(4, 5)
     formed = []
     model.head.register_forward_hook(lambda head, inputs, logits: formed.append(logits.shape[:-1].numel()))
-    loss, _ = trainer._loss(Batch(inputs, targets, continues=False), n_counted)
+    batch, positions, n_targets = trainer._on_device(Batch(inputs, targets, continues=False), n_counted)
+    loss, _, left = trainer._loss(batch, n_targets, None, positions)
     assert formed == [n_counted if by_parts else 20]
     loss.backward()
     found = grads(model)
@@ -128,7 +130,7 @@ def test_few_targets_have_the_same_loss_state_and_gradients(make_trainer, model,
     losses, state = model.loss(inputs, targets)
     losses.sum().backward()
     torch.testing.assert_close(loss, losses.sum())
-    torch.testing.assert_close(trainer.state, detach(state))
+    torch.testing.assert_close(left, detach(state))
     for name, gradient in grads(model).items():
         torch.testing.assert_close(found[name], gradient)
 

@@ -137,7 +137,7 @@ def test_poses_reach_the_loss(tmp_path):
     experiment = Experiment(experiment="video-pi-vit", data=config, model=model, training=training)
     trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, open_data=lambda *_: data)
     batch = Source().batch(0, 0)
-    loss, _ = trainer._loss(batch, 2)
+    loss, _, _ = trainer._loss(batch, 2, None)
     expected, _ = trainer.model.loss(batch.inputs, batch.targets, poses=batch.poses)
     torch.testing.assert_close(loss, expected.sum())
     before = trainer.model.joint_induction.joints.bias.clone()

@@ -28,7 +28,8 @@ class Muon(Optimizer):
 
     Args:
         groups: parameter groups, each with a key `orthogonal`.
-        lr, weight_decay: of groups without their own; the decay is decoupled: weights shrink by lr * decay.
+        lr, weight_decay: of groups without their own; the decay is decoupled: weights shrink by lr * decay. lr may be a
+            tensor, which a CUDA graph reads.
         momentum: how much of the last update of a matrix enters the next one, in [0, 1).
         nesterov: look ahead along the momentum.
         betas, eps: of AdamW.
@@ -39,7 +40,7 @@ class Muon(Optimizer):
         self,
         groups: Iterable[dict[str, Any]],
         *,
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
         nesterov: bool = True,
@@ -83,13 +84,16 @@ class Muon(Optimizer):
             momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
             direction = parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
             alike[tuple(parameter.shape)].append((parameter, direction))
+        # In float64 as the products of a float are, so that both round alike.
+        lr = group["lr"].double() if isinstance(group["lr"], Tensor) else group["lr"]
         for (rows, columns), members in alike.items():
-            rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
-            updates = _orthogonalise(torch.stack([direction for _, direction in members]), bfloat16=self._bfloat16)
+            rate = lr * math.sqrt(max(1.0, rows / columns))
+            directions = torch.stack([direction for _, direction in members])
+            updates = _orthogonalise(directions, bfloat16=self._bfloat16) * rate
             for (parameter, _), update in zip(members, updates):
                 if hasattr(update, "redistribute"):  # over ranks: where rows are few, products are whole on each
                     update = update.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
+                parameter.mul_(1 - lr * group["weight_decay"]).sub_(update)
 
 
 def _orthogonalise(

@@ -101,7 +101,7 @@ class ResumableRun:
         self.state: Any = None
         self.scores: dict[str, dict[str, int | float]] = {}
         self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
-        self._resumed_notes: list[str] = []
+        self._notes: list[str] = []
 
     @property
     def _shard(self) -> Callable[[nn.Module], nn.Module] | None:
@@ -224,7 +224,7 @@ class ResumableRun:
             return found
         before = saved["config"]["averaging"]["start_step"]
         note = f"note: averaging.start_step was {before} and is {start}: what was averaged until now is left out"
-        self._resumed_notes.append(note)
+        self._notes.append(note)
         return None
 
     def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
@@ -239,7 +239,7 @@ class ResumableRun:
             try:
                 best = load_checkpoint(self.checkpoints.best)
             except CheckpointError as error:
-                self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+                self._notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
                 found = True, None
             else:
                 if best["position"]["step"] > self.position.step:
@@ -255,7 +255,7 @@ class ResumableRun:
             reseed(self.config, self.ranks.rank + self.position.step * self.ranks.count)
         has_dropout = any(getattr(part, "p", 0) for part in self.model.modules() if "Drop" in type(part).__name__)
         if len(states) != self.ranks.count and has_dropout:
-            self._resumed_notes.append(
+            self._notes.append(
                 f"note: saved by {len(states)} ranks and resumed by {self.ranks.count}: "
                 "dropout draws other numbers from here on"
             )
@@ -266,7 +266,7 @@ class ResumableRun:
         if at.batch >= len(self.source):
             at.epoch, at.batch, self.state = at.epoch + 1, 0, None
         if at.step != at.epoch * self.steps_per_epoch + math.ceil(at.batch / self.config.accumulate):
-            self._resumed_notes.append(
+            self._notes.append(
                 f"note: epochs have {self.steps_per_epoch} updates here, another number before step {at.step}: "
                 f"the run ends after {self.total_steps}, wherever in an epoch that is"
             )

@@ -108,7 +108,7 @@ def sections_of(experiment: str) -> dict[str, type]:
 
 _RUN_ONLY = (
     "epochs max_steps accelerator threads strategy sequence_parallel checkpoint_blocks asynchronous_saving log_every "
-    "eval_every save_every keep_checkpoints tensorboard patience stop_at compile"
+    "eval_every save_every keep_checkpoints tensorboard patience stop_at compile graphs"
 )
 _PLACES = "init_from data.path data.poses data.cache averaging.start_step"
 RESUMABLE = frozenset([*_PLACES.split(), *(f"training.{name}" for name in _RUN_ONLY.split())])

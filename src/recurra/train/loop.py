@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -18,11 +19,14 @@ from torch.nn.utils import get_total_norm
 from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
+from recurra.models.shell import LanguageModelShell
 from recurra.state import detach
+from recurra.train._graphs import CAPTURABLE, Capture, CudaCapture, GraphedFunction, why_no_graphs
 from recurra.train._process import Ranks, StopSignal, hardware, local, precision_note, whole
 from recurra.train._resumable import ResumableRun
 from recurra.train.checkpoint import Payload, versions
 from recurra.train.experiment import Experiment
+from recurra.train.losses import few_positions
 from recurra.train.metrics import JsonLog, RunningSums, RunProgress, TensorBoardLog
 from recurra.train.optimizer import learning_rate_factor
 from recurra.train.run_folder import RunFolder
@@ -54,8 +58,26 @@ class Trainer(ResumableRun):
     ) -> None:
         super().__init__(experiment, folder, open_data or _open)
         self.evaluate = evaluate
+        self._trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
+        self.steps_in_graph = experiment.optimizer.algorithm in CAPTURABLE
+        changes, capture = self._trainable, self._capture()
+        self.graphs = GraphedFunction(self._compute, capture, changes=changes, refuse=self._refuse_graphs)
         self._is_new_best = False
         self._clock = perf_counter()
+
+    def _capture(self) -> Capture | None:
+        device = self.fabric.device
+        if self.config.graphs == "off":
+            return None
+        if why := why_no_graphs(self.config, device, self.ranks.count):
+            self._refuse_graphs(why)
+            return None
+        return CudaCapture(device)
+
+    def resume(self, which: str) -> None:
+        """Go back to a checkpoint, as `ResumableRun` does; the optimiser then keeps its state elsewhere."""
+        super().resume(which)
+        self.graphs.forget()
 
     def fit(self, console: Console | None = None) -> StopSignal:
         """Train to the end, or until SIGINT, SIGTERM or SIGHUP; the last step is saved in a checkpoint.
@@ -89,8 +111,7 @@ class Trainer(ResumableRun):
         asked, device = self._asked_precision, self.fabric.device.type
         for note in filter(None, [precision_note(asked, self.config.precision, device), self.begin()]):
             progress.note(note)
-        for note in self._resumed_notes:
-            progress.note(note)
+        self._report_notes(progress)
         try:
             with StopSignal() as stop:
                 self._loop(stop, logs, progress)
@@ -107,6 +128,10 @@ class Trainer(ResumableRun):
         self._write_summary()
         return stop
 
+    def _report_notes(self, progress: RunProgress) -> None:
+        while self._notes:
+            progress.note(self._notes.pop(0))
+
     def _write_summary(self, steps: int | None = None) -> None:
         """Write the results so far; `steps`: of the last checkpoint, if that is not of this step."""
         if self.ranks.is_first:
@@ -118,6 +143,7 @@ class Trainer(ResumableRun):
         stopping, saved_at = False, self.position.step
         while not self.finished and not stopping:
             gradient_norm = self._update()
+            self._report_notes(progress)
             self.folder.require_in_place()
             progress.advance(self.position.step)
             if record := self._record(gradient_norm):
@@ -142,28 +168,25 @@ class Trainer(ResumableRun):
 
     def _update(self) -> Tensor:
         """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
-        at, config = self.position, self.experiment
-        scheduled = learning_rate_factor(
-            at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
-        )
+        at = self.position
         last = min(at.batch + self.config.accumulate, len(self.source))
-        if hasattr(self.source, "relative_length"):  # a short step would otherwise count as much as a long one
-            drawn = sum(self.source.relative_length(at.epoch, number) for number in range(at.batch, last))
-            scheduled *= float(drawn) / (last - at.batch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = scheduled * group["peak_lr"]
+        rates = self._learning_rates(last)
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
         weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
-        for batch, n_targets in zip(batches, counts):
-            loss, objective = self._loss(batch, n_targets)
+        given = [self._on_device(batch, n_targets) for batch, n_targets in zip(batches, counts)]
+        carried = self.state if self._continues(batches[0]) else None
+        inside = rates if self.steps_in_graph else None
+        losses, self.state, norm, gradients = self.graphs(given, carried, weight, inside)
+        if inside is None:
+            for parameter, gradient in zip(self._trainable, gradients):
+                parameter.grad = gradient
+            self._step(rates)
+        self._set_learning_rates(rates)
+        for loss, batch, n_targets in zip(losses, batches, counts):
             self.sums.add(loss, n_targets, batch.n_steps)
             self.levels.add(loss, n_targets)
-            self.fabric.backward(objective * weight)
-        norm = self._clip_gradients()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         at.step += 1
         self.average.update(at.step)
         at.tokens += int(n_steps)
@@ -173,20 +196,77 @@ class Trainer(ResumableRun):
             self.levels.end_epoch(self.ranks)
         return norm
 
-    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
-        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
-        inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
-        extra = {} if poses is None else {"poses": poses}
-        if batch.cu_seqlens is not None:
-            extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
-        carried = self.state if self.config.carry_state and batch.continues else None
+    def _learning_rates(self, last: int) -> list[float]:
+        """Return the learning rate of each group for an update of the batches up to `last`."""
+        at = self.position
+        scheduled = learning_rate_factor(
+            at.step, self.total_steps, self.experiment.schedule, steps_per_epoch=self.steps_per_epoch
+        )
+        if hasattr(self.source, "relative_length"):  # a short step would otherwise count as much as a long one
+            drawn = sum(self.source.relative_length(at.epoch, number) for number in range(at.batch, last))
+            scheduled *= float(drawn) / (last - at.batch)
+        return [scheduled * group["peak_lr"] for group in self.optimizer.param_groups]
+
+    def _on_device(self, batch: Batch, n_targets: int) -> tuple[Batch, Tensor | None, float]:
+        """Return a batch on the device, the positions of its targets if they are few, and the number of those."""
+        on_device = self.fabric.device.type != "cpu"
+        is_shell = isinstance(self.model, LanguageModelShell)
+        positions = few_positions(batch.targets, n_targets, padded=on_device) if is_shell else None
+        moved = self.fabric.to_device((batch.inputs, batch.targets, batch.poses, positions))
+        inputs, targets, poses, positions = moved  # the borders stay on the host
+        return batch._replace(inputs=inputs, targets=targets, poses=poses), positions, float(n_targets)
+
+    def _compute(
+        self, given: list[tuple[Batch, Tensor | None, Any]], state: Any, weight: Any, rates: list[Any] | None
+    ) -> tuple[list[Tensor], Any, Tensor, list[Tensor | None]]:
+        """Return the losses of an update's batches, the next state, the gradient's norm and what the step needs of it.
+
+        All numbers are arguments, since a graph repeats what else there is. With rates, the step is a part of it.
+        """
+        losses = []
+        for batch, positions, n_targets in given:
+            loss, objective, state = self._loss(batch, n_targets, state, positions)
+            self.fabric.backward(objective * weight)
+            losses.append(loss.detach())
+        norm = self._clip_gradients().detach()
+        if rates is not None:
+            self._step(rates)
+        return losses, state, norm, [parameter.grad for parameter in self._trainable]
+
+    def _loss(
+        self, batch: Batch, n_targets: Any, state: Any, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Return a batch's summed loss, what to minimise, and its last state, with its gradients cut."""
+        extra = {"poses": batch.poses, "cu_seqlens": batch.cu_seqlens, "positions": positions}
+        extra = {name: value for name, value in extra.items() if value is not None}
+        carried = state if self._continues(batch) else None
         with self.fabric.autocast():
-            loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
+            loss, objective, state = self.wrapped(batch.inputs, batch.targets, n_targets, carried, **extra)
         if batch.cu_seqlens is not None:
-            self.state = None  # one for each packed sequence, all of which have ended
-        else:
-            self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
-        return loss, objective
+            return loss, objective, None  # one for each packed sequence, all of which have ended
+        return loss, objective, detach(state) if self.pieces is None else final_state(state, self.pieces)
+
+    def _continues(self, batch: Batch) -> bool:
+        return self.config.carry_state and batch.continues
+
+    def _step(self, rates: Sequence[float | Tensor]) -> None:
+        """Let the optimiser change the weights, with rates in float32 as they are in a graph."""
+        self._set_learning_rates([rate if isinstance(rate, Tensor) else float(np.float32(rate)) for rate in rates])
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _set_learning_rates(self, rates: Sequence[float | Tensor]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates):
+            group["lr"] = rate
+            if "capturable" in group:  # AdamW's own check, and a warning where no graph is captured
+                group["capturable"] = isinstance(rate, Tensor)
+
+    def _refuse_graphs(self, why: str) -> None:
+        self.optimizer.zero_grad(set_to_none=True)  # what a capture that failed has left
+        if self.config.graphs == "on":
+            raise ValueError(sentence("training.graphs", f"on, and {why}", "auto or off for this run"))
+        if self.fabric.device.type == "cuda":
+            self._notes.append(f"note: training.graphs auto is off here: {why}")
 
     def _clip_gradients(self) -> Tensor:
         """Scale the gradient down to its limit, if there is one, and return its norm from before."""

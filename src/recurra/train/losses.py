@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -147,6 +147,19 @@ class Levels:
         self._sums.load_state_dict(saved["epoch"], share=int(ranks.is_first))
 
 
+def few_positions(targets: Int[Tensor, "B L"], n_targets: int, *, padded: bool) -> Int[Tensor, " few"] | None:
+    """Return the numbers of the positions whose targets count, row by row, if logits should be formed only there.
+
+    n_targets: how many count. padded: add positions that do not count, up to a fourth of all, so that every batch has
+    as many: other sizes would need other graphs.
+    """
+    if not few_targets(n_targets, targets):
+        return None
+    counted = (targets != IGNORED_TARGET).flatten()
+    others = (~counted).nonzero().flatten()[: targets.numel() // 4 - n_targets if padded else 0]
+    return torch.cat([counted.nonzero().flatten(), others])
+
+
 class Objective(nn.Module):
     """A model as training calls it, once, so that DDP, FSDP and Fabric's precision see one module like any other."""
 
@@ -163,13 +176,16 @@ class Objective(nn.Module):
             raise ValueError(sentence("training.strategy", "fsdp", expected, hint))
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+        self, inputs: Tensor, targets: Tensor, n_targets: float | Tensor, state: Any, **extra: Any
     ) -> tuple[Tensor, Tensor, Any]:
-        """Return the summed loss in nats of a batch, the sum to minimise and the next state."""
+        """Return the summed loss in nats of a batch, the sum to minimise and the next state.
+
+        extra: `positions` from `few_positions`, and what the model takes.
+        """
         losses: list[Tensor] = []
 
         def run(entering: Any) -> tuple[Tensor, Any]:
-            loss, penalty, leaving = self._loss(inputs, targets, n_targets, entering, **extra)
+            loss, penalty, leaving = self._loss(inputs, targets, entering, **extra)
             losses.append(loss)
             return loss + n_targets * penalty, leaving
 
@@ -177,7 +193,7 @@ class Objective(nn.Module):
         return losses[0], objective, state
 
     def _loss(
-        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+        self, inputs: Tensor, targets: Tensor, state: Any, positions: Tensor | None = None, **extra: Any
     ) -> tuple[Tensor, Tensor | float, Any]:
         model: Any = self.model
         if not isinstance(model, LanguageModelShell):
@@ -186,9 +202,8 @@ class Objective(nn.Module):
         # The same methods are called whether targets are few or not: FSDP gathers its parameters at each call.
         hidden, state = model.hidden(inputs, state, **extra)
         penalty = _penalty(hidden, self.config, **extra)
-        if few_targets(n_targets, targets):
-            counted = targets != IGNORED_TARGET
-            hidden, targets = hidden[counted][None], targets[counted][None]
+        if positions is not None:
+            hidden, targets = (x.flatten(0, 1)[positions][None] for x in (hidden, targets))
         return model.losses(hidden, targets).sum(), penalty, state
 
 
