@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.gpu.card import arguments, machine, place, write
 from recurra.state import tensors
@@ -73,8 +73,10 @@ class _Recorder(TorchDispatchMode):
                         part = tensor.data_ptr(), tensor.shape, tensor.stride()
                         self._before.setdefault(part, (tensor, tensor.clone()))
         known = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+        # As they are now: an operator may turn its argument over in place.
+        recorded = tree_map(_detached, (args, kwargs or {}))
         results = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, results))
+        self.calls.append((func, *recorded, tree_map(_detached, results)))
         self.made |= {_memory(new): new for new in _tensors(results) if _memory(new) not in known}
         return results
 
@@ -86,6 +88,10 @@ class _Recorder(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def _memory(tensor: Tensor) -> int:

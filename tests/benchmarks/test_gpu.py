@@ -131,7 +131,9 @@ def test_no_stage_stops_those_after_it(queue, tmp_path, words):
     assert ended == dict.fromkeys(["install", *STAGES], "0") | {"equality": "124", "kernels": "3"}
     out, called = tmp_path / "out", (tmp_path / "calls").read_text()
     assert "2 2 threads" in called, "its processes share the cores"
-    modules = (" ".join([f"benchmarks.{name}", *words, "--"]) for name in ("gpu.golden", "gpu", "gpu.steps"))
+    modules = (
+        " ".join([f"benchmarks.{name}", *words, "--"]) for name in ("gpu.golden", "gpu", "gpu.graphs", "gpu.steps")
+    )
     wanted = [*modules, "recurra train recipes/memory-horizon/data-controlled-muon.yaml"]
     places = [called.find(word) for word in wanted]
     assert min(places) > -1, called
@@ -155,4 +157,5 @@ exit 0
 def test_the_limits_of_all_stages_leave_time_for_the_runs():
     script = QUEUE.read_text()
     limits = {name: int(seconds) for name, seconds in re.findall(r"stage (\w+) (\d+) ", script)}
-    assert sum(limits[name] for name in ("install", *STAGES[:-1])) < int(re.search(r"LIMIT:-(\d+)", script)[1]) / 2
+    left = int(re.search(r"LIMIT:-(\d+)", script)[1]) - sum(limits[name] for name in ("install", *STAGES[:-1]))
+    assert left >= 200

@@ -12,6 +12,7 @@ from tests.train.conftest import on_call, quiet
 from torch.optim import SGD
 
 from recurra.data.batches import IGNORED_TARGET
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train import _graphs
 from recurra.train._graphs import GraphedFunction
 from recurra.train.losses import few_positions
@@ -65,6 +66,33 @@ def test_graphs_train_as_eager_updates_do_bit_for_bit(make_trainer, name):
     assert [{k: v for k, v in row.items() if k not in unlike} for row in one] == [
         {k: v for k, v in row.items() if k not in unlike} for row in other
     ]
+
+
+@pytest.mark.parametrize("share", [0.6, 0.1])
+def test_the_targets_that_count_change_from_update_to_update(make_trainer, monkeypatch, share):
+    """Their number weighs losses and penalties; where they are few, positions are padded as on a card."""
+    sizes = {"vocab_size": 7, "n_layer": 1, "d_model": 4, "mixer": "gru", "d_channel_mixing": 8}
+    monkeypatch.setattr("tests.train.conftest.ToyModel", lambda: LanguageModel(LanguageModelConfig(**sizes)))
+    monkeypatch.setattr("recurra.train.loop.few_positions", lambda *given, padded: few_positions(*given, padded=True))
+    results = []
+    for name in ("eager", "graphs"):
+        options = {"accumulate": 2, "activation_penalty": 2.0, "change_penalty": 1.0, "carry_state": False}
+        trainer = make_trainer(name, epochs=9, **options)
+        draw, random = trainer.source.batch, torch.Generator().manual_seed(0)
+
+        def batch(epoch, step, draw=draw, random=random):
+            found = draw(epoch, step)
+            counted = torch.rand(found.targets.shape, generator=random).argsort().argsort() < share * 5
+            counted[0, : torch.randint(5, (), generator=random)] = False
+            return found._replace(targets=found.targets.where(counted, IGNORED_TARGET))
+
+        monkeypatch.setattr(trainer.source, "batch", batch)
+        capture = with_graphs(trainer).graphs.capture if name == "graphs" else None
+        for _ in range(12):
+            trainer._update()
+        results.append(compared(trainer))
+    assert capture.n_replays == 9
+    assert is_equal(*results)
 
 
 @pytest.mark.parametrize("case", benchmark.CASES)
@@ -201,18 +229,18 @@ def test_what_python_reads_is_baked_in():
 
 
 class Pair(NamedTuple):
-    older: torch.Tensor
     newer: torch.Tensor
+    older: torch.Tensor
 
 
 def test_outputs_that_are_inputs_are_copied():
     """A state of windows hands its entries on: filled one by one, the inputs would overwrite each other."""
-    steps = graphed(lambda state, x: Pair(state.newer, state.older + x))
+    steps = graphed(lambda state, x: Pair(state.older + state.newer * x, state.newer))
     other = Pair(torch.zeros(2), torch.ones(2))
     state = other
     for number in range(9):
         state = steps(state, torch.full((2,), float(number)))
-        other = Pair(other.newer, other.older + number)
+        other = Pair(other.older + other.newer * number, other.newer)
         assert is_equal(state, other)
 
 

@@ -176,7 +176,7 @@ class Trainer(ResumableRun):
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
         weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
         given = [self._on_device(batch, n_targets) for batch, n_targets in zip(batches, counts)]
-        carried = self.state if self._continues(batches[0]) else None
+        carried = self.state if given[0][0].continues else None
         inside = rates if self.steps_in_graph else None
         losses, self.state, norm, gradients = self.graphs(given, carried, weight, inside)
         if inside is None:
@@ -214,7 +214,9 @@ class Trainer(ResumableRun):
         positions = few_positions(batch.targets, n_targets, padded=on_device) if is_shell else None
         moved = self.fabric.to_device((batch.inputs, batch.targets, batch.poses, positions))
         inputs, targets, poses, positions = moved  # the borders stay on the host
-        return batch._replace(inputs=inputs, targets=targets, poses=poses), positions, float(n_targets)
+        continues = self.config.carry_state and batch.continues
+        batch = batch._replace(inputs=inputs, targets=targets, continues=continues, poses=poses)
+        return batch, positions, float(n_targets)
 
     def _compute(
         self, given: list[tuple[Batch, Tensor | None, Any]], state: Any, weight: Any, rates: list[Any] | None
@@ -239,15 +241,12 @@ class Trainer(ResumableRun):
         """Return a batch's summed loss, what to minimise, and its last state, with its gradients cut."""
         extra = {"poses": batch.poses, "cu_seqlens": batch.cu_seqlens, "positions": positions}
         extra = {name: value for name, value in extra.items() if value is not None}
-        carried = state if self._continues(batch) else None
+        carried = state if batch.continues else None
         with self.fabric.autocast():
             loss, objective, state = self.wrapped(batch.inputs, batch.targets, n_targets, carried, **extra)
         if batch.cu_seqlens is not None:
             return loss, objective, None  # one for each packed sequence, all of which have ended
         return loss, objective, detach(state) if self.pieces is None else final_state(state, self.pieces)
-
-    def _continues(self, batch: Batch) -> bool:
-        return self.config.carry_state and batch.continues
 
     def _step(self, rates: Sequence[float | Tensor]) -> None:
         """Let the optimiser change the weights, with rates in float32 as they are in a graph."""
