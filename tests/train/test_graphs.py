@@ -1,7 +1,11 @@
 """Updates as graphs: on the CPU, `RecordedCapture` repeats a run's operators without its Python, as CUDA graphs do."""
 
+import random
+import warnings
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +18,7 @@ from torch.optim import SGD
 from recurra.data.batches import IGNORED_TARGET
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train import _graphs
-from recurra.train._graphs import GraphedFunction
+from recurra.train._graphs import CudaCapture, GraphedFunction
 from recurra.train.losses import few_positions
 from recurra.train.metrics import read_metrics
 
@@ -78,12 +82,12 @@ def test_the_targets_that_count_change_from_update_to_update(make_trainer, monke
     for name in ("eager", "graphs"):
         options = {"accumulate": 2, "activation_penalty": 2.0, "change_penalty": 1.0, "carry_state": False}
         trainer = make_trainer(name, epochs=9, **options)
-        draw, random = trainer.source.batch, torch.Generator().manual_seed(0)
+        draw, generator = trainer.source.batch, torch.Generator().manual_seed(0)
 
-        def batch(epoch, step, draw=draw, random=random):
+        def batch(epoch, step, draw=draw, generator=generator):
             found = draw(epoch, step)
-            counted = torch.rand(found.targets.shape, generator=random).argsort().argsort() < share * 5
-            counted[0, : torch.randint(5, (), generator=random)] = False
+            counted = torch.rand(found.targets.shape, generator=generator).argsort().argsort() < share * 5
+            counted[0, : torch.randint(5, (), generator=generator)] = False
             return found._replace(targets=found.targets.where(counted, IGNORED_TARGET))
 
         monkeypatch.setattr(trainer.source, "batch", batch)
@@ -296,3 +300,67 @@ def test_the_stage_fails_where_graphs_differ(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(benchmark, "measured", lambda case, *_: {"case": case, "eager_repeats": True, "equal": False})
     with pytest.raises(SystemExit, match="gateloop, crt-gru"):
         benchmark.main(["--dry", "--out", str(tmp_path / "graphs.json")])
+
+
+# --- CUDA's own calls, without a card ---
+
+
+class Stream:
+    def wait_stream(self, other: "Stream") -> None:
+        assert other is not self
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A `CudaCapture` over stand-ins, which hold no work; the streams that were set are in its list `streams`."""
+    main, modes = Stream(), ["default"]
+
+    @contextmanager
+    def graph(_graph, *, pool, stream):
+        assert (pool, type(stream)) == ("pool", Stream)
+        yield
+
+    given = {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": lambda device: Stream(),
+        "current_stream": lambda device: main,
+        "stream": lambda stream: nullcontext(),
+        "set_stream": lambda stream: modes.append(stream),
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: modes.append("replay")),
+        "graph": graph,
+        "get_sync_debug_mode": lambda: "default",
+        "set_sync_debug_mode": modes.append,
+    }
+    for name, stand_in in given.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    capture = CudaCapture(torch.device("cuda", 0))
+    return SimpleNamespace(capture=capture, main=main, modes=modes)
+
+
+def test_a_warm_up_finds_what_a_replay_would_leave_out(cuda):
+    def waits() -> int:
+        warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
+        warnings.warn("of the user's own", stacklevel=1)
+        return 1
+
+    with pytest.warns(UserWarning, match="of the user's own") as seen:
+        assert cuda.capture.warm_up(waits) == (1, "the model or its loss waits for the device within an update")
+    assert len(seen) == 1
+    assert cuda.modes == ["default", "warn", "default"]
+    assert cuda.capture.warm_up(lambda: 2) == (2, "")
+    for draw in (random.random, lambda: torch.rand(1)):
+        assert cuda.capture.warm_up(draw)[1] == "the model draws random numbers on the host"
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(cuda):
+    outputs, replay = cuda.capture.capture(lambda: 3)
+    replay()
+    assert (outputs, cuda.modes[-1]) == (3, "replay")
+
+    def fails() -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        cuda.capture.capture(fails)
+    assert cuda.modes[-1] is cuda.main
