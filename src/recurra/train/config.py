@@ -286,9 +286,9 @@ class TrainingConfig:
     """Write TensorBoard events beside the JSON log."""
     patience: int | None = None
     """Stop once this many evaluations in a row were no better than the best; null: never."""
-    graphs: Literal["auto", "off", "on"] = "auto"
+    graphs: Literal["auto", "off", "on"] = "off"
     """Replay updates of the same shapes as one CUDA graph each. auto: on one CUDA device, unless the model waits for
-    it within an update; on: refuse to train without. It has not run on a card yet."""
+    it within an update; on: refuse to train without. It is off by itself, for it has not run on a card yet."""
     compile: bool = False
     """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
     stop_at: float | None = None
