@@ -147,13 +147,14 @@ def of_gate_loop(seed, mode):
 
 
 def plain_delta_rule(q, k, v, a, b, h):
-    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t."""
+    """h_t = (I - b_t k_t^T k_t) diag(a_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t."""
     if 0 in (q.numel(), v.numel()):
         return (q * k * a * b).sum(-1, keepdim=True) * v, h + 0 * a.sum()
     outputs = []
     for t in range(q.shape[1]):
         key, rate = k[:, t, :, :, None], b[:, t, :, :, None]
-        h = a[:, t, :, :, None] * (h - rate * key * (key * h).sum(-2, keepdim=True)) + rate * key * v[:, t, :, None, :]
+        h = a[:, t, :, :, None] * h
+        h = h + rate * key * (v[:, t, :, None, :] - (key * h).sum(-2, keepdim=True))
         outputs.append((q[:, t, :, :, None] * h).sum(-2))
     return torch.stack(outputs, 1), h
 
@@ -163,7 +164,8 @@ def of_the_delta_rule(seed, mode):
     steps = case.size("B", 3), case.size("L", 5), case.size("H", 3)
     d_qk, d_v = case.size("d_qk", 3), case.size("d_v", 9)
     q, k, v = case.tensor("q", (*steps, d_qk)), case.tensor("k", (*steps, d_qk)), case.tensor("v", (*steps, d_v))
-    a, b = case.tensor("a", (*steps, 1), gate=True), case.tensor("b", (*steps, 1), gate=True)
+    a = case.tensor("a", (*steps, case.choose("d_a", (1, d_qk))), gate=True)
+    b = case.tensor("b", (*steps, 1), gate=True)
     state, fits = case.state("state", (steps[0], steps[2], d_qk, d_v), torch.float32)
     call = lambda q, k, v, a, b, state: recurra.delta_rule(q, k, v, a, b, state, mode=mode)  # noqa: E731
     if not fits:

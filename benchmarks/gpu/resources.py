@@ -141,10 +141,11 @@ def selective(number: torch.dtype, modes: int) -> None:
     selective_kernels.backward_into(h, x, x, h, shares, shares, x, x, x, a, b, b, h)
 
 
-def delta(d: int) -> None:
-    q, a, state = torch.zeros(1, 4096, 8, d), torch.zeros(1, 4096, 8, 1), torch.zeros(1, 8, d, d)
-    delta_kernels.forward_into(q, state, q, state, 32, q, q, q, a, a, state)
-    delta_kernels.backward_into((q, q, q, a, a, state), 32, q, state, q, q, a, a, q, state)
+def delta(d: int, per_channel: bool = False) -> None:
+    q, b, state = torch.zeros(1, 4096, 8, d), torch.zeros(1, 4096, 8, 1), torch.zeros(1, 8, d, d)
+    a = q if per_channel else b
+    delta_kernels.forward_into(q, state, q, state, 32, q, q, q, a, b, state)
+    delta_kernels.backward_into((q, q, q, a, b, state), 32, q, state, q, q, a, b, q, state)
 
 
 f32, bf16 = torch.float32, torch.bfloat16
@@ -164,8 +165,10 @@ CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "selective scan of 16 modes, bfloat16": ("selective", False, lambda: selective(bf16, 16)),
     "selective scan of 128 modes, float32": ("selective", False, lambda: selective(f32, 128)),
     "delta rule of 64, float32": ("delta", False, lambda: delta(64)),
+    "delta rule of 64 by channel, float32": ("delta", False, lambda: delta(64, True)),
     "delta rule of 128, float32": ("delta", False, lambda: delta(128)),
     "delta rule of 256, float32": ("delta", False, lambda: delta(256)),
+    "delta rule of 256 by channel, float32": ("delta", False, lambda: delta(256, True)),
     "steps of a GRU, float32": ("gru", False, lambda: gru(f32)),
     "steps of a GRU, bfloat16": ("gru", False, lambda: gru(bf16)),
 }

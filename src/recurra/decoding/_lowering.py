@@ -335,7 +335,7 @@ def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> N
     y, q, k, v, a, b = (x[:, 0].flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))
     last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
     decayed, value = memory.scratch(state.shape), memory.scratch(v.shape)
-    memory.map("mul", decayed, state, a)
+    memory.map("mul", decayed, state, a.mT)
     _matrix_product(memory, value, k, decayed)
     memory.map("sub", value, v, value)
     memory.map("mul", value, b, value)

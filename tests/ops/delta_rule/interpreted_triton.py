@@ -20,7 +20,9 @@ NUMBER = torch.float64 if INTERPRETED else torch.float32
 TOLERANCE = 1e-13 if INTERPRETED else 2e-5
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "db", "dstate")
 # length, heads, d_qk, d_v, batch: chunks of 4 steps and tiles of 1 to 8 columns, on a card of 32 and up to 32
+# and whether there is a decay for each key channel
 SIZES = [(9, 2, 3, 5, 2), (1, 1, 1, 1, 1), (4, 1, 9, 5, 1), (6, 1, 2, 11, 1), (37, 1, 13, 20, 1)]
+SIZES += [(9, 2, 3, 5, 2, True), (6, 1, 9, 5, 1, True), (37, 1, 13, 20, 1, True)]
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +74,10 @@ def test_either_output_alone_sends_its_gradient_back(chosen):
     assert_near(run(by_kernels, tensors, [chosen]), run(by_steps, tensors, [chosen]))
 
 
-def test_decays_of_nothing_and_all():
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_decays_of_nothing_and_all(per_channel):
     """A decay of 0 has a gradient too."""
-    q, k, v, a, b, state = draw(7, 1, 2, 3, 1)
+    q, k, v, a, b, state = draw(7, 1, 2, 3, 1, per_channel)
     a[:, ::2], a[:, -1] = 1.0, 0.0
     expected = run(by_steps, [q, k, v, a, b, state])
     assert expected[5][:, -1].abs().min() > 0

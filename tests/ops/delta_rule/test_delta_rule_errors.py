@@ -20,7 +20,7 @@ BAD_INPUT = [
     ("q", ones(2, 5), ValueError, r"q is float32 \(2, 5\) on cpu; expected \(B, L, H, d\)"),
     ("k", ones(2, 5, 3, 6), ValueError, r"k is .*; expected \(2, 5, 3, 4\)"),
     ("v", ones(2, 4, 3, 6), ValueError, r"v is .*; expected \(2, 5, 3, 6\)"),
-    ("a", ones(2, 5, 3, 4), ValueError, r"a is .*; expected \(2, 5, 3\) or \(2, 5, 3, 1\)"),
+    ("a", ones(2, 5, 3, 6), ValueError, r"a is .*; expected \(2, 5, 3\) or \(2, 5, 3, 1\) or \(2, 5, 3, 4\)"),
     ("b", ones(2, 5, 1), ValueError, r"b is .*; expected \(2, 5, 3\) or \(2, 5, 3, 1\)"),
     ("state", ones(2, 3, 6, 4), ValueError, r"state is .*; expected \(2, 3, 4, 6\)"),
 ]

@@ -15,7 +15,7 @@ NAMES = ("y", "last state", "dq", "dk", "dv", "da", "db", "dstate")
 
 
 def by_matrices(inputs):
-    """S_t = a_t S_{t-1} (I - b_t k_t k_t^T) + b_t v_t k_t^T, y_t = S_t q_t with columns, as the papers write it."""
+    """S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T, y_t = S_t q_t with columns, as in the papers."""
     q, k, v, a, b, state = (x.detach().numpy() for x in inputs)
     y, last = np.zeros_like(v), np.zeros_like(state)
     for n, head in np.ndindex(q.shape[0], q.shape[2]):
@@ -23,7 +23,7 @@ def by_matrices(inputs):
         for t in range(q.shape[1]):
             key = k[n, t, head][:, None]
             keep = np.eye(len(key)) - b[n, t, head] * key @ key.T
-            s = a[n, t, head] * s @ keep + b[n, t, head] * v[n, t, head][:, None] @ key.T
+            s = (s * a[n, t, head]) @ keep + b[n, t, head] * v[n, t, head][:, None] @ key.T
             y[n, t, head] = s @ q[n, t, head]
         last[n, head] = s.T
     return torch.from_numpy(y), torch.from_numpy(last)

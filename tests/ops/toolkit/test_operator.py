@@ -65,12 +65,13 @@ def of_selective():
     return [draw(2, 20, 24), draw(2, 20, 24), -draw(24, 3).abs(), draw(2, 20, 3), draw(2, 20, 3), draw(2, 3, 24)]
 
 
-def of_delta_rule():
-    return [draw(2, 5, 2, 3), draw(2, 5, 2, 3), draw(2, 5, 2, 7), draw(2, 5, 2, 1), draw(2, 5, 2, 1), draw(2, 2, 3, 7)]
+def of_delta_rule(d_a=1):
+    q, a = draw(2, 5, 2, 3), draw(2, 5, 2, d_a)
+    return [q, draw(2, 5, 2, 3), draw(2, 5, 2, 7), a, draw(2, 5, 2, 1), draw(2, 2, 3, 7)]
 
 
-def of_delta_rule_backward():
-    return [draw(2, 5, 2, 7), None, *of_delta_rule(), draw(2, 5, 2, 7), draw(2, 6, 7)]
+def of_delta_rule_backward(d_a=1):
+    return [draw(2, 5, 2, 7), None, *of_delta_rule(d_a), draw(2, 5, 2, 7), draw(2, 6, 7)]
 
 
 def of_neumann():
@@ -99,7 +100,9 @@ CASES = {
     ),
     "delta_rule_fused": (of_delta_rule, 6 * 60 * 7),
     "delta_rule_fused, states kept": (lambda: [*of_delta_rule(), True], 6 * 60 * 7),
+    "delta_rule_fused, decays by channel": (lambda: of_delta_rule(3), 6 * 60 * 7),
     "delta_rule_fused_backward": (of_delta_rule_backward, 16 * 60 * 7),
+    "delta_rule_fused_backward, decays by channel": (lambda: of_delta_rule_backward(3), 16 * 60 * 7),
     "delta_rule": (of_delta_rule, 0),  # of traces, where nobody counts
     "matrix_scan": (lambda: [draw(3, 3), draw(2, 5, 3), draw(2, 3)], 0),
     "decoding_linear": (lambda: [draw(3, 5), draw(7, 5), draw(7), draw(7)], 0),

@@ -140,6 +140,8 @@ def test_gru(compiled, target, number, size):
         pytest.param(90, "selective scan of 128 modes, float32", True, marks=pytest.mark.slow),
         (90, "delta rule of 64, float32", True),
         (80, "delta rule of 128, float32", True),
+        (80, "delta rule of 64 by channel, float32", True),
+        pytest.param(90, "delta rule of 256 by channel, float32", True, marks=pytest.mark.slow),
         pytest.param(80, "delta rule of 256, float32", True, marks=pytest.mark.slow),
     ],
 )

@@ -1,18 +1,20 @@
 """The gated delta rule on the CPU in float32, step by step: one kernel forward, one for all gradients.
 
-    forward   u = v - a k h_{t-1};  h = a h_{t-1} + k^T (b u);  y = q h
+    forward   u = v - k a h_{t-1};  h = a h_{t-1} + k^T (b u);  y = q h
     backward  G = C + q^T dy, with the carry C from the next step;  dq = dy h^T;  dw = k G;  dv = b dw;  db = dw u^T;
-              P = G - k^T dv;  da = <P, h_{t-1}>;  dk = b u G^T - a dv h_{t-1}^T;  C = a P
+              P = G - k^T dv;  da = <P, h_{t-1}>;  dk = b u G^T - dv h_{t-1}^T a;  C = a P
+
+The decay a is one number, or a diagonal matrix with one for each key channel; da is then the products' sums by channel.
 
 Steps take 4 operations for each number of the state forward and 10 back, as many as the products of chunks do or fewer,
 and nothing but short sums depends on more than one column of the state: a job is a head of a sequence, and walks
 through time with a block of columns that stays in the first-level cache.
 
-The forward walk takes 32 columns at a time; what the next key will read is summed while a row is in registers. It keeps
-u and the state that enters every `every`th step. The backward walk has columns as rows, so that its vectors run over
-key channels: of the sums only dw lies within vectors, and `totals` makes 16 of those together. It computes the steps
-between two kept states again, and holds them while it goes back over them. Nothing is divided, so decays of 0 are
-exact.
+The forward walk takes 32 columns at a time; what the next key, times its decay, will read is summed while a row is in
+registers. It keeps u and the state that enters every `every`th step. The backward walk has columns as rows, so that its
+vectors run over key channels: of the sums only dw lies within vectors, and `totals` makes 16 of those together. It
+computes the steps between two kept states again, and holds them while it goes back over them. Nothing is divided, so
+decays of 0 are exact.
 
 Tensors are addresses of dense memory. With n workers, each takes every nth job and has scratch memory of its own.
 """
@@ -45,8 +47,8 @@ _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 
 
 def forward_scratch(d_qk: int) -> int:
-    """Return the floats of scratch memory of a worker: a block of the state."""
-    return d_qk * _COLUMNS
+    """Return the floats of scratch memory of a worker: a block of the state, and a key times a decay."""
+    return d_qk * _COLUMNS + _padded(d_qk)
 
 
 def rows_of_block(d_qk: int) -> int:
@@ -95,6 +97,19 @@ def _turn(source, source_pitch, out, out_pitch, n_rows, n_columns):  # type: ign
 
 
 @compile_inline
+def _decays(a, start, rest, d_a, lanes):  # type: ignore[no-untyped-def]
+    """Load the decays of key channels from `start` on, of which `rest` count; d_a is 1 if they are the same."""
+    return load_part(a, start, rest, lanes) if d_a > 1 else spread(load(a, 0, _ONE), lanes)
+
+
+@compile_inline
+def _decayed(k, a, out, d_qk, d_a):  # type: ignore[no-untyped-def]
+    """Write the key that reads from a state what it would after the decay."""
+    for i in range(0, d_qk, WIDTH):
+        store(out, i, _FLOATS, _decays(a, i, d_qk - i, d_a, _FLOATS) * load_part(k, i, d_qk - i, _FLOATS))
+
+
+@compile_inline
 def _read(k, h, pitch, d_qk, rest, lanes):  # type: ignore[no-untyped-def]
     """Return the value that the key has in a block of columns, of which `rest` count."""
     read = zeros(lanes)
@@ -104,11 +119,11 @@ def _read(k, h, pitch, d_qk, rest, lanes):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _step(q, k, next_k, a, w, before, pitch, after, out_pitch, y, d_qk, rest, lanes):  # type: ignore[no-untyped-def]
-    """Take one step in a block of columns; return the value that the next key has then."""
-    y_t, read = zeros(lanes), zeros(lanes)
+def _step(q, k, next_k, a, w, before, pitch, after, out_pitch, y, d_qk, d_a, rest, lanes):  # type: ignore[no-untyped-def]
+    """Take one step in a block of columns; return the value that the next key has then, of which a is a part."""
+    y_t, read, each = zeros(lanes), zeros(lanes), min(d_a - 1, 1)
     for i in range(d_qk):
-        entering = a * load_part(before, i * pitch, rest, lanes)
+        entering = spread(load(a, i * each, _ONE), lanes) * load_part(before, i * pitch, rest, lanes)
         now = multiply_add(spread(load(k, i, _ONE), lanes), w, entering)
         store_part(after, i * out_pitch, rest, lanes, now)
         y_t = multiply_add(spread(load(q, i, _ONE), lanes), now, y_t)
@@ -118,33 +133,36 @@ def _step(q, k, next_k, a, w, before, pitch, after, out_pitch, y, d_qk, rest, la
 
 
 @compile_inline
-def _walk(q, k, v, a, b, state, last, y, u, kept, h, length, heads, d_qk, d_v, every, rest, lanes):  # type: ignore[no-untyped-def]
+def _walk(  # type: ignore[no-untyped-def]
+    q, k, v, a, b, state, last, y, u, kept, h, ak, length, heads, d_qk, d_v, d_a, every, rest, lanes
+):
     """Walk through time in a block of columns; addresses are those of the block at the first step."""
-    read, before, pitch = _read(k, state, d_v, d_qk, rest, lanes), state, d_v
+    _decayed(k, a, ak, d_qk, d_a)
+    read, before, pitch = _read(ak, state, d_v, d_qk, rest, lanes), state, d_v
     for t in range(length):
         if kept != 0 and t % every == 0:
             _copy_rows(before, pitch, kept + 4 * (t // every) * d_qk * d_v, d_v, d_qk, rest, lanes)
         step = t * heads
-        k_t, of_values = k + 4 * step * d_qk, 4 * step * d_v
-        next_k = k_t + 4 * min(length - 1 - t, 1) * heads * d_qk
+        k_t, a_t, of_values = k + 4 * step * d_qk, a + 4 * step * d_a, 4 * step * d_v
+        following = 4 * min(length - 1 - t, 1) * heads
+        _decayed(k_t + following * d_qk, a_t + following * d_a, ak, d_qk, d_a)
         _fetch(k_t + 4 * _AHEAD * heads * d_qk, d_qk)
         _fetch(q + 4 * (step + _AHEAD * heads) * d_qk, d_qk)
         _fetch(v + of_values + 4 * _AHEAD * heads * d_v, rest)
-        a_t, b_t = spread(load(a, step, _ONE), lanes), spread(load(b, step, _ONE), lanes)
-        missing = load_part(v + of_values, 0, rest, lanes) - a_t * read
+        missing, b_t = load_part(v + of_values, 0, rest, lanes) - read, spread(load(b, step, _ONE), lanes)
         if u != 0:
             store_part(u + of_values, 0, rest, lanes, missing)
         after, out_pitch = (last, d_v) if t + 1 == length else (h, width_of(lanes))
         read = _step(
-            q + 4 * step * d_qk, k_t, next_k, a_t, b_t * missing, before, pitch, after, out_pitch, y + of_values,
-            d_qk, rest, lanes,
+            q + 4 * step * d_qk, k_t, ak, a_t, b_t * missing, before, pitch, after, out_pitch, y + of_values,
+            d_qk, d_a, rest, lanes,
         )  # fmt: skip
         before, pitch = after, out_pitch
 
 
 @compile_inline
 def _walk_block(  # type: ignore[no-untyped-def]
-    q, k, v, a, b, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v, every, rest, lanes
+    q, k, v, a, b, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v, d_a, every, rest, lanes
 ):
     """Walk through time from column `c` of a job on, whose first row is `first`."""
     values, entering = 4 * (first * d_v + c), 4 * (job * d_qk * d_v + c)
@@ -152,13 +170,13 @@ def _walk_block(  # type: ignore[no-untyped-def]
     kept_0 = kept + 4 * (job * n_kept * d_qk * d_v + c) if kept != 0 else 0
     _walk(
         q, k, v + values, a, b, state + entering, last + entering, y + values, u_0, kept_0, h,
-        length, heads, d_qk, d_v, every, rest, lanes,
+        h + 4 * d_qk * _COLUMNS, length, heads, d_qk, d_v, d_a, every, rest, lanes,
     )  # fmt: skip
 
 
 @Kernel
 def delta_rule_forward(  # type: ignore[no-untyped-def]
-    q, k, v, a, b, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, every, workers
+    q, k, v, a, b, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, d_a, every, workers
 ):
     """Fill y, the last state, and u and the kept states (batch, heads, chunks, d_qk, d_v), if they are not 0."""
     blocks, n_kept = d_v // _COLUMNS * _COLUMNS, (length + every - 1) // every
@@ -166,16 +184,16 @@ def delta_rule_forward(  # type: ignore[no-untyped-def]
         h = scratch + 4 * worker * size
         for job in range(worker, batch * heads, workers):
             first = job // heads * length * heads + job % heads
-            q_0, k_0, a_0, b_0 = q + 4 * first * d_qk, k + 4 * first * d_qk, a + 4 * first, b + 4 * first
+            q_0, k_0, a_0, b_0 = q + 4 * first * d_qk, k + 4 * first * d_qk, a + 4 * first * d_a, b + 4 * first
             for c in range(0, blocks, _COLUMNS):
                 _walk_block(
                     q_0, k_0, v, a_0, b_0, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v,
-                    every, _COLUMNS, _PAIR,
+                    d_a, every, _COLUMNS, _PAIR,
                 )  # fmt: skip
             for c in range(blocks, d_v, WIDTH):
                 _walk_block(
                     q_0, k_0, v, a_0, b_0, state, last, y, u, kept, h, first, job, n_kept, c, length, heads, d_qk, d_v,
-                    every, min(WIDTH, d_v - c), _FLOATS,
+                    d_a, every, min(WIDTH, d_v - c), _FLOATS,
                 )  # fmt: skip
 
 
@@ -187,9 +205,9 @@ def _weighted(u, b, w, rows):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _again(k, w, dy, a, before, after, dq, rows, pitch, start, rest, is_first, lanes):  # type: ignore[no-untyped-def]
+def _again(k, w, dy, a, d_a, before, after, dq, rows, pitch, start, rest, is_first, lanes):  # type: ignore[no-untyped-def]
     """Take the same step again, in the key channels from `start` on, of which `rest` count; dq needs no more."""
-    k_t, a_t, dq_t = load_part(k, start, rest, lanes), spread(load(a, 0, _ONE), lanes), zeros(lanes)
+    k_t, a_t, dq_t = load_part(k, start, rest, lanes), _decays(a, start, rest, d_a, lanes), zeros(lanes)
     for j in range(rows):
         at = j * pitch + start
         now = multiply_add(k_t, spread(load(w, j, _ONE), lanes), a_t * load(before, at, lanes))
@@ -234,9 +252,11 @@ def _values_back(dw, u, b, dv, db, rows, is_first):  # type: ignore[no-untyped-d
 
 
 @compile_inline
-def _back_to_state(k, a, dv, before, c, dk, da, rows, pitch, start, rest, is_first, lanes):  # type: ignore[no-untyped-def]
+def _back_to_state(  # type: ignore[no-untyped-def]
+    k, a, d_a, dv, before, c, dk, da, rows, pitch, start, rest, is_first, lanes
+):
     """Go back to the state before: C in the place of G, da, and dk's second part."""
-    k_t, a_t = load_part(k, start, rest, lanes), spread(load(a, 0, _ONE), lanes)
+    k_t, a_t = load_part(k, start, rest, lanes), _decays(a, start, rest, d_a, lanes)
     da_t, dk_t = zeros(lanes), zeros(lanes)
     for j in range(rows):
         at, dv_j = j * pitch + start, spread(load(dv, j, _ONE), lanes)
@@ -245,14 +265,17 @@ def _back_to_state(k, a, dv, before, c, dk, da, rows, pitch, start, rest, is_fir
         da_t = multiply_add(p, h, da_t)
         dk_t = multiply_add(dv_j, h, dk_t)
     store_part(dk, start, rest, lanes, load_part(dk, start, rest, lanes) - a_t * dk_t)
-    of_a = total(folded(da_t))
-    store(da, 0, _ONE, of_a if is_first else of_a + load(da, 0, _ONE))
+    if d_a > 1:
+        store_part(da, start, rest, lanes, da_t if is_first else da_t + load_part(da, start, rest, lanes))
+    else:
+        of_a = total(folded(da_t))
+        store(da, 0, _ONE, of_a if is_first and start == 0 else of_a + load(da, 0, _ONE))
 
 
 @Kernel
 def delta_rule_backward(  # type: ignore[no-untyped-def]
     dy, dlast, q, k, a, b, u, kept, dq, dk, dv, da, db, dstate, scratch, size, batch, length, heads, d_qk, d_v,
-    every, block, workers,
+    d_a, every, block, workers,
 ):  # fmt: skip
     """Fill all gradients; a block of columns has `block` of them."""
     pitch, n_kept = (d_qk + WIDTH - 1) // WIDTH * WIDTH, (length + every - 1) // every
@@ -276,21 +299,23 @@ def delta_rule_backward(  # type: ignore[no-untyped-def]
                     for t in range(start, stop):
                         step, before = (sequence * length + t) * heads + head, states + (t - start) * tile
                         values, k_t, dq_t = 4 * (step * d_v + first), k + 4 * step * d_qk, dq + 4 * step * d_qk
-                        after, dy_t, a_t = before + tile, dy + values, a + 4 * step
+                        after, dy_t, a_t = before + tile, dy + values, a + 4 * step * d_a
                         _fetch(k_t + 4 * _AHEAD * heads * d_qk, d_qk)
                         _fetch(dq_t + 4 * _AHEAD * heads * d_qk, d_qk)
                         _fetch(dy_t + 4 * _AHEAD * heads * d_v, rows)
                         _fetch(u + values + 4 * _AHEAD * heads * d_v, rows)
                         _weighted(u + values, b + 4 * step, w, rows)
                         for i in range(0, blocks, _BLOCK):
-                            _again(k_t, w, dy_t, a_t, before, after, dq_t, rows, pitch, i, _BLOCK, is_new, _LONG)
+                            _again(k_t, w, dy_t, a_t, d_a, before, after, dq_t, rows, pitch, i, _BLOCK, is_new, _LONG)
                         for i in range(blocks, d_qk, WIDTH):
-                            _again(k_t, w, dy_t, a_t, before, after, dq_t, rows, pitch, i, d_qk - i, is_new, _FLOATS)
+                            _again(
+                                k_t, w, dy_t, a_t, d_a, before, after, dq_t, rows, pitch, i, d_qk - i, is_new, _FLOATS
+                            )
                     for t in range(stop - 1, start - 1, -1):
                         step, before = (sequence * length + t) * heads + head, states + (t - start) * tile
                         keys, values = 4 * step * d_qk, 4 * (step * d_v + first)
                         q_t, k_t, dk_t, dy_t = q + keys, k + keys, dk + keys, dy + values
-                        u_t, a_t, b_t, da_t = u + values, a + 4 * step, b + 4 * step, da + 4 * step
+                        u_t, a_t, b_t, da_t = u + values, a + 4 * step * d_a, b + 4 * step, da + 4 * step * d_a
                         _fetch(q_t - 4 * _AHEAD * heads * d_qk, d_qk)
                         _fetch(dk_t - 4 * _AHEAD * heads * d_qk, d_qk)
                         _fetch(dv + values - 4 * _AHEAD * heads * d_v, rows)
@@ -304,11 +329,10 @@ def delta_rule_backward(  # type: ignore[no-untyped-def]
                         _values_back(dw, u_t, b_t, dv + values, db + 4 * step, rows, is_new)
                         for i in range(0, blocks, _BLOCK):
                             _back_to_state(
-                                k_t, a_t, dw, before, c, dk_t, da_t, rows, pitch, i, _BLOCK, is_new and i == 0, _LONG
+                                k_t, a_t, d_a, dw, before, c, dk_t, da_t, rows, pitch, i, _BLOCK, is_new, _LONG
                             )
                         for i in range(blocks, d_qk, WIDTH):
                             _back_to_state(
-                                k_t, a_t, dw, before, c, dk_t, da_t, rows, pitch, i, d_qk - i, is_new and i == 0,
-                                _FLOATS,
-                            )  # fmt: skip
+                                k_t, a_t, d_a, dw, before, c, dk_t, da_t, rows, pitch, i, d_qk - i, is_new, _FLOATS
+                            )
                 _turn(c, pitch, dstate + entering, d_v, rows, d_qk)

@@ -47,9 +47,20 @@ def _place(heads, d_qk, d_v, DK: tl.constexpr, DV: tl.constexpr):  # type: ignor
 
 
 @triton.jit
+def _decays(a, step, d, d_qk, PER_CHANNEL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load a step's decay, (d_qk, 1) if there is one for each key channel."""
+    if PER_CHANNEL:
+        a_t = tl.load(a + step * d_qk + d, mask=d < d_qk, other=0.0)[:, None]
+    else:
+        a_t = tl.load(a + step)
+    return a_t
+
+
+@triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     q, k, v, a, b, state, last, y, u, kept, length, heads, d_qk, d_v, chunks,
-    KEEP: tl.constexpr, EVERY: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
+    KEEP: tl.constexpr, PER_CHANNEL: tl.constexpr, EVERY: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill y and u (B, L, H, d_v), the last state (B, H, d_qk, d_v) and kept (B, H, chunks, d_qk, d_v)."""
     job, sequence, head, _, d, e, at, mask = _place(heads, d_qk, d_v, DK, DV)
@@ -62,8 +73,8 @@ def _forward(  # type: ignore[no-untyped-def]
             q_t = tl.load(q + step * d_qk + d, mask=d < d_qk, other=0.0)
             k_t = tl.load(k + step * d_qk + d, mask=d < d_qk, other=0.0)
             v_t = tl.load(v + step * d_v + e, mask=e < d_v, other=0.0)
-            a_t, b_t = tl.load(a + step), tl.load(b + step)
-            h = a_t * h
+            b_t = tl.load(b + step)
+            h = _decays(a, step, d, d_qk, PER_CHANNEL) * h
             u_t = v_t - tl.sum(k_t[:, None] * h, 0)
             h = tl.where(mask, h + k_t[:, None] * (b_t * u_t)[None, :], 0.0)
             tl.store(y + step * d_v + e, tl.sum(q_t[:, None] * h, 0), mask=e < d_v)
@@ -75,9 +86,9 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     dy, dlast, q, k, a, b, u, kept, dq, dk, dv, da, db, dstate, states, length, heads, d_qk, d_v, chunks, steps,
-    EVERY: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, EVERY: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Fill dv, dstate, and dq, dk, da and db (tiles, B, L, H, d); `steps` is B L H."""
+    """Fill dv, dstate, and dq, dk, da and db (tiles, B, L, H, ...); `steps` is B L H."""
     job, sequence, head, tile, d, e, at, mask = _place(heads, d_qk, d_v, DK, DV)
     g = tl.load(dlast + job * d_qk * d_v + at, mask=mask, other=0.0)
     states += tl.program_id(0).to(tl.int64) * EVERY * DK * DV
@@ -92,7 +103,7 @@ def _backward(  # type: ignore[no-untyped-def]
             k_t = tl.load(k + step * d_qk + d, mask=d < d_qk, other=0.0)
             u_t = tl.load(u + step * d_v + e, mask=e < d_v, other=0.0)
             w_t = tl.load(b + step) * u_t
-            h = tl.where(mask, tl.load(a + step) * h + k_t[:, None] * w_t[None, :], 0.0)
+            h = tl.where(mask, _decays(a, step, d, d_qk, PER_CHANNEL) * h + k_t[:, None] * w_t[None, :], 0.0)
         tl.debug_barrier()  # the states of the chunk are written
         for j in tl.range(0, stop - first, num_stages=STAGES):
             t = stop - 1 - j
@@ -102,7 +113,7 @@ def _backward(  # type: ignore[no-untyped-def]
             k_t = tl.load(k + step * d_qk + d, mask=d < d_qk, other=0.0)
             u_t = tl.load(u + step * d_v + e, mask=e < d_v, other=0.0)
             dy_t = tl.load(dy + step * d_v + e, mask=e < d_v, other=0.0)
-            a_t, b_t = tl.load(a + step), tl.load(b + step)
+            a_t, b_t = _decays(a, step, d, d_qk, PER_CHANNEL), tl.load(b + step)
             share = tile * steps + step
             tl.store(dq + share * d_qk + d, tl.sum(dy_t[None, :] * h, 1), mask=d < d_qk)
             g = tl.where(mask, g + q_t[:, None] * dy_t[None, :], 0.0)
@@ -110,23 +121,28 @@ def _backward(  # type: ignore[no-untyped-def]
             dv_t = b_t * dw_t
             tl.store(dv + step * d_v + e, dv_t, mask=e < d_v)
             tl.store(db + share, tl.sum(dw_t * u_t, 0))
-            dk_t = tl.sum(g * (b_t * u_t)[None, :] - before * (a_t * dv_t)[None, :], 1)
+            dk_t = tl.sum(g * (b_t * u_t)[None, :] - a_t * before * dv_t[None, :], 1)
             tl.store(dk + share * d_qk + d, dk_t, mask=d < d_qk)
             g = tl.where(mask, g - k_t[:, None] * dv_t[None, :], 0.0)
-            tl.store(da + share, tl.sum(tl.sum(g * before, 1), 0))
+            da_t = tl.sum(g * before, 1)
+            if PER_CHANNEL:
+                tl.store(da + share * d_qk + d, da_t, mask=d < d_qk)
+            else:
+                tl.store(da + share, tl.sum(da_t, 0))
             g *= a_t
             h = before
         tl.debug_barrier()  # and read
     tl.store(dstate + job * d_qk * d_v + at, g, mask=mask)
 
 
-def _launch(q: Tensor, v: Tensor, every: int) -> tuple[int, tuple[int, ...], dict[str, int]]:
+def _launch(q: Tensor, v: Tensor, a: Tensor, every: int) -> tuple[int, tuple[int, ...], dict[str, int]]:
     """Return the number of programs, the sizes, and the kernels' constants."""
     batch, length, heads, d_qk = q.shape
     d_v = v.shape[3]
-    options = {"EVERY": every, "DK": triton.next_power_of_2(d_qk), "DV": _columns(d_qk, d_v), "STAGES": _STAGES}
+    tile = {"EVERY": every, "DK": triton.next_power_of_2(d_qk), "DV": _columns(d_qk, d_v), "STAGES": _STAGES}
     sizes = length, heads, d_qk, d_v, triton.cdiv(length, every)
-    return batch * heads * n_tiles(d_qk, d_v), sizes, {**options, "num_warps": 1}
+    options = {"PER_CHANNEL": a.shape[3] > 1, **tile, "num_warps": 1}
+    return batch * heads * n_tiles(d_qk, d_v), sizes, options
 
 
 def forward_into(
@@ -134,7 +150,7 @@ def forward_into(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor,
 ) -> None:  # fmt: skip
     """Fill y, the last state, and u and kept if they are not empty; all are contiguous."""
-    programs, sizes, options = _launch(q, v, every)
+    programs, sizes, options = _launch(q, v, a, every)
     with on_device_of(q):
         _forward[(programs,)](q, k, v, a, b, state, last, y, u, kept, *sizes, KEEP=kept.numel() > 0, **options)
 
@@ -145,13 +161,13 @@ def backward_into(
 ) -> None:  # fmt: skip
     """Fill dq, dk, dv, da, db and dstate; all are contiguous."""
     dq, dk, dv, da, db, dstate = gradients
-    programs, sizes, options = _launch(q, u, every)
+    programs, sizes, options = _launch(q, u, a, every)
     tiles = n_tiles(q.shape[3], u.shape[3])
     shares = [x.new_empty(tiles, *x.shape) for x in (dq, dk, da, db)]
     states = q.new_empty(programs * every * options["DK"] * options["DV"])
     with on_device_of(q):
         _backward[(programs,)](
-            dy, dlast, q, k, a, b, u, kept, *shares[:2], dv, *shares[2:], dstate, states, *sizes, a.numel(), **options
+            dy, dlast, q, k, a, b, u, kept, *shares[:2], dv, *shares[2:], dstate, states, *sizes, b.numel(), **options
         )  # fmt: skip
     for share, gradient in zip(shares, (dq, dk, da, db)):
         torch.sum(share, 0, out=gradient)

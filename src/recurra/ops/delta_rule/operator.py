@@ -42,7 +42,7 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: 
     steps, of_heads = (batch, length, heads), (batch, length, heads, 1)
     check_shape("k", k, (batch, length, heads, d_qk))
     check_shape("v", v, (batch, length, heads, d_v))
-    check_shape("a", a, steps, of_heads)
+    check_shape("a", a, steps, of_heads, (batch, length, heads, d_qk))
     check_shape("b", b, steps, of_heads)
     if state is not None:
         check_shape("state", state, (batch, heads, d_qk, d_v))
@@ -83,14 +83,14 @@ def _is_for_triton(q: Tensor, backend: str) -> bool:
 
 
 def _check(q, k, v, a, b, state, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
-    """Refuse what the kernels cannot take: q (B, L, H, d_qk), a and b (B, L, H, 1); float64 only by Triton."""
+    """Refuse what the kernels cannot take: q (B, L, H, d_qk), a of 1 or d_qk channels; float64 only by Triton."""
     wide = q.dtype == torch.float64 and _is_for_triton(q, backend)
     if q.dim() != 4 or not (wide or q.dtype == torch.float32):
         raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
     steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
     require_layout("k", k, q.shape, q.dtype, q.device)
     require_layout("v", v, (*steps, d_v), q.dtype, q.device)
-    require_layout("a", a, (*steps, 1), q.dtype, q.device)
+    require_layout("a", a, q.shape if a.shape == q.shape else (*steps, 1), q.dtype, q.device)
     require_layout("b", b, (*steps, 1), q.dtype, q.device)
     require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
 
@@ -137,7 +137,7 @@ def _run(results, q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[n
     scratch = q.new_empty(workers * size)
     _cpu().delta_rule_forward(
         *addresses(*inputs, last, y), *(addresses(u, kept) if keep else (0, 0)), scratch.data_ptr(), size,
-        batch, length, heads, d_qk, v.shape[3], _EVERY, workers, jobs=workers, work=length * state.numel(),
+        batch, length, heads, d_qk, v.shape[3], a.shape[3], _EVERY, workers, jobs=workers, work=length * state.numel(),
     )  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept, backend="auto")
     workers, size = min(usable_threads(), batch * heads), _cpu().backward_scratch(d_qk, _EVERY)
     inputs, scratch = _dense(dy, dlast, q, k, a, b, u, kept), q.new_empty(workers * size)
     _cpu().delta_rule_backward(
-        *addresses(*inputs, *results, scratch), size, batch, length, heads, d_qk, v.shape[3], _EVERY,
+        *addresses(*inputs, *results, scratch), size, batch, length, heads, d_qk, v.shape[3], a.shape[3], _EVERY,
         _cpu().rows_of_block(d_qk), workers, jobs=workers, work=length * state.numel(),
     )  # fmt: skip
 
@@ -238,18 +238,20 @@ def delta_rule(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]:
-    """Compute h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t: the gated delta rule.
+    """Compute h_t = (I - b_t k_t^T k_t) diag(a_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t: the gated delta rule.
 
-    Yang, Kautz and Hatamizadeh, arXiv 2412.06464; with a = 1 it is the delta rule of Yang et al., arXiv 2406.06484.
-    Vectors are rows and the state is (d_qk, d_v), as in `recurra.gate_loop`; the papers write the
+    With one decay per head it is that of Yang, Kautz and Hatamizadeh, arXiv 2412.06464, with one per key channel Kimi
+    Delta Attention (arXiv 2510.26692), and with a = 1 the delta rule of Yang et al., arXiv 2406.06484.
+    Vectors are rows and the state is (d_qk, d_v), as in `recurra.gate_loop`; the first and the last paper write the
     transpose. With b = 0 nothing is written and the state decays; with b = 1 and a key of length 1, the value that the
-    state held for that key is replaced by v. The transition has the eigenvalue a (1 - b |k|^2) along k and a across it:
-    with |k| = 1 and b between 1 and 2 it is negative (Grazzi et al., arXiv 2411.12537).
+    state held for that key is replaced by v. With one decay per head, the transition has the eigenvalue a (1 - b |k|^2)
+    along k and a across it: with |k| = 1 and b between 1 and 2 it is negative (Grazzi et al., arXiv 2411.12537).
 
     Args:
         q, k: queries and keys. The rule is stable for b |k|^2 of at most 2; keys are not normalised here.
         v: values.
-        a: decays, (B, L, H) or (B, L, H, 1), in [0, 1]; larger ones are computed too.
+        a: decays, one per head, (B, L, H) or (B, L, H, 1), or one per key channel, (B, L, H, d_qk), in [0, 1]; larger
+            ones are computed too.
         b: how much of the difference is learned, (B, L, H) or (B, L, H, 1), in [0, 2].
         state: h_0, zeros if None.
         mode: how to compute it; all modes give the same result.

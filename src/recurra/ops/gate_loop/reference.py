@@ -158,7 +158,7 @@ def chunk(
     size = _CHUNK if is_any_length(length) else min(_CHUNK, 1 << (length - 1).bit_length())
     q, k, v = (into_blocks(x.to(dtype), size, 0.0) for x in (q, k, v))
     a = into_blocks(a, size, 1.0)
-    scores, up_to, after = (_scalar_scores if a.shape[-1] == 1 else _vector_scores)(q, k, a)
+    scores, up_to, after = scores_between(q, k, a)
     # What each chunk adds to the state; then a scan over chunks gives the state at the start of each.
     added = (k * after).transpose(-1, -2) @ v
     whole = up_to[..., -1, :, None]
@@ -168,19 +168,24 @@ def chunk(
     return y.flatten(2, 3)[:, :, :length].transpose(1, 2), states[:, :, -1].clone()
 
 
+def scores_between(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the scores q_i k_j prod_{l=j+1..i} a_l between all steps of each chunk.
+
+    Returns:
+        (..., C, C) with row i and column j, zeros above the diagonal; the products of the transitions from the chunk's
+        start up to each step and those after it to the chunk's end, both (..., C, d_a).
+    """
+    return (_scalar_scores if a.shape[-1] == 1 else _vector_scores)(q, k, a)
+
+
 def _scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute each chunk's scores (..., C, C) for one transition per head, and the products up to and after steps."""
-    decay, up_to, after = decays(a)
+    """Compute them for one transition per head."""
+    decay, up_to, after = _decays(a)
     return (q @ k.transpose(-1, -2)) * decay, up_to, after
 
 
-def decays(a: Shaped[Tensor, "*batch C 1"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Multiply the transitions of a chunk between all its steps, one transition per head.
-
-    Returns:
-        prod_{l=j+1..i} a_l as (..., C, C) with row i and column j, zeros above the diagonal; the products from the
-        chunk's start up to each step and those after it to the chunk's end, both (..., C, 1).
-    """
+def _decays(a: Shaped[Tensor, "*batch C 1"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Multiply the transitions between all steps of a chunk, up to and after each step, one transition per head."""
     up_to, after, decay = a, torch.ones_like(a), torch.ones_like(a)[..., None]
     while up_to.shape[-2] > decay.shape[-2]:
         halves = _Halves(up_to, after, decay.shape[-2])
@@ -190,7 +195,7 @@ def decays(a: Shaped[Tensor, "*batch C 1"]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _vector_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same for a transition per key channel."""
+    """Compute them for a transition per key channel."""
     up_to, after, scores = a, torch.ones_like(a), (q * k).sum(-1)[..., None, None]
     while up_to.shape[-2] > scores.shape[-2]:
         size = scores.shape[-2]
@@ -372,7 +377,7 @@ def _scores(
     missing = (1 << (n_own - 1).bit_length()) - n_own  # to a power of 2; no earlier step sees the padding
     padded_q, padded_k = (functional.pad(x, (0, 0, 0, missing)) for x in (q, own_k))
     padded_a = functional.pad(own_a, (0, 0, 0, missing), value=1.0)
-    own, up_to, _ = (_scalar_scores if own_a.shape[-1] == 1 else _vector_scores)(padded_q, padded_k, padded_a)
+    own, up_to, _ = scores_between(padded_q, padded_k, padded_a)
     own = own[..., :n_own, :n_own].real
     if not older_k.shape[2]:
         return own + own_a[..., :0].sum().real  # a zero: with one step, no score depends on a, whose gradient is 0
