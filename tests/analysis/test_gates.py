@@ -169,6 +169,19 @@ def test_the_gates_of_the_delta_rule_are_the_eigenvalues_of_its_transition(name)
     assert along.min() < 0
 
 
+def test_kda_decays_every_channel_as_its_gates_show():
+    torch.manual_seed(0)
+    mixer, x = create_mixer("kda", WIDTH, n_heads=2), torch.rand(3, 1, WIDTH)
+    start = mixer.initial_state(3)
+    with torch.no_grad():
+        mixer.rate_projection.weight.fill_(-100.0)  # nothing is learned
+        last = mixer(x, start._replace(h=torch.ones_like(start.h)))[1].h
+        magnitude, phase = mixer.transition(x)
+    torch.testing.assert_close(last, magnitude.view(3, 2, -1, 1).expand_as(last))
+    assert magnitude.std() > 0
+    assert not phase.any()
+
+
 def test_retention_decays_and_turns_as_its_gates_show():
     mixer = create_mixer("retnet", WIDTH, n_heads=2)
     start = mixer.initial_state(1)

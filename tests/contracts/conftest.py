@@ -57,6 +57,7 @@ OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
     "gated-attention": {"window": 5, "n_heads": 2},
     "gla": {"n_heads": 2},
+    "kda": {"n_heads": 2},
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
     "mamba2": {"d_state": 5, "n_heads": 2, "n_groups": 2},
     "mamba3": {"d_state": 8, "n_heads": 2},

@@ -33,6 +33,7 @@ MIXERS = {
     "mlstm": {"n_heads": 2},
     "rg-lru": {"n_heads": 2},
     "gated-delta-net": {"n_heads": 2},
+    "kda": {"n_heads": 2},
     "rwkv4": {},
     "rwkv4-channel-mixing": {},
 }

@@ -1,4 +1,4 @@
-"""DeltaNet and Gated DeltaNet against their equations, step by step. tests/convert has Qwen3-Next's."""
+"""DeltaNet, Gated DeltaNet and KDA against their equations, step by step. tests/convert has Qwen3-Next's."""
 
 import pytest
 import torch
@@ -6,19 +6,20 @@ from tests.mixers.stepwise import require_same
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.mixers.delta_net import DeltaNet, DeltaNetState
+from recurra.mixers.delta_net import DeltaMixer, DeltaNet, DeltaNetState
 from recurra.mixers.gated_delta_net import GatedDeltaNet
+from recurra.mixers.kda import KimiDeltaAttention
 
 D_MODEL = 6
 OPTIONS = {"n_heads": 2, "d_qk": 8, "d_v": 6}
 
 
-def draw_state(layer: DeltaNet | GatedDeltaNet, batch: int = 2) -> DeltaNetState:
+def draw_state(layer: DeltaMixer, batch: int = 2) -> DeltaNetState:
     return DeltaNetState(*(torch.randn_like(part.double()) for part in layer.initial_state(batch)))
 
 
-def by_a_loop(layer: DeltaNet | GatedDeltaNet, x: Tensor, state: DeltaNetState) -> tuple[Tensor, DeltaNetState]:
-    """S_t = a_t S_{t-1} (I - b_t k_t k_t^T) + b_t v_t k_t^T with columns; the convolution as a sum over its window."""
+def by_a_loop(layer: DeltaMixer, x: Tensor, state: DeltaNetState) -> tuple[Tensor, DeltaNetState]:
+    """S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T with columns; a convolution sums its window."""
     heads, kernel = layer.n_heads, layer.convolution.weight[:, 0]
     s, window, outputs = state.h.mT, state.inputs, []
     for step in x.unbind(1):
@@ -29,21 +30,20 @@ def by_a_loop(layer: DeltaNet | GatedDeltaNet, x: Tensor, state: DeltaNetState) 
         q, k, v = (part.unflatten(-1, (heads, -1))[..., None] for part in parts)
         q, k = (part / (part.square().sum(-2, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         b = torch.sigmoid(step @ layer.rate_projection.weight.T)[..., None, None] * layer.largest_rate
-        s = s @ (torch.eye(k.shape[-2]).double() - b * k @ k.mT)
-        if isinstance(layer, GatedDeltaNet):
-            size = torch.log(1 + torch.exp(step @ layer.decay_projection.weight.T + layer.dt_bias))
-            s = torch.exp(-torch.exp(layer.A_log) * size)[..., None, None] * s
-        s = s + b * v @ k.mT
+        if not isinstance(layer, DeltaNet):
+            size = torch.log(1 + torch.exp(layer.decay_projection(step) + layer.dt_bias)).unflatten(-1, (heads, -1))
+            s = torch.exp(-torch.exp(layer.A_log)[:, None] * size)[..., None, :] * s
+        s = s @ (torch.eye(k.shape[-2]).double() - b * k @ k.mT) + b * v @ k.mT
         y = (s @ q)[..., 0] / q.shape[-2] ** 0.5
         y = (y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight).flatten(1)
-        if isinstance(layer, GatedDeltaNet):
-            gate = step @ layer.gate_projection.weight.T
-            y = y * gate * torch.sigmoid(gate)
+        if not isinstance(layer, DeltaNet):
+            gate = layer.gate_projection(step)
+            y = y * torch.sigmoid(gate) * (gate if isinstance(layer, GatedDeltaNet) else 1)
         outputs.append(y @ layer.output_projection.weight.T)
     return torch.stack(outputs, 1), DeltaNetState(s.mT, window)
 
 
-@pytest.mark.parametrize("kind", [DeltaNet, GatedDeltaNet])
+@pytest.mark.parametrize("kind", [DeltaNet, GatedDeltaNet, KimiDeltaAttention])
 @pytest.mark.parametrize(("length", "negative"), [(1, False), (3, True), (70, False), (70, True)])
 def test_it_is_its_recurrence_outputs_state_and_gradients(kind, length, negative):
     layer = kind(D_MODEL, **OPTIONS, negative_eigenvalues=negative).double()
@@ -69,10 +69,11 @@ def test_shared_queries_and_keys_are_those_of_as_many_equal_heads():
     assert layer.norm.epsilon == 0.1
 
 
-def test_decays_start_in_the_published_range():
-    layer = GatedDeltaNet(64, n_heads=512, d_qk=512)
+@pytest.mark.parametrize(("kind", "slowest"), [(GatedDeltaNet, 0), (KimiDeltaAttention, 1)])
+def test_decays_start_in_the_published_range(kind, slowest):
+    layer = kind(64, n_heads=512, d_qk=512)
     rates, steps = layer.A_log.exp(), functional.softplus(layer.dt_bias)
-    assert 0 < rates.min() < 0.2
+    assert slowest < rates.min() < slowest + 0.2
     assert 15.8 < rates.max() <= 16.001
     assert 0.00099 < steps.min() < 0.0011
     assert 0.09 < steps.max() < 0.1001
@@ -84,3 +85,21 @@ def test_sizes_are_the_published_ones(d_model, d_qk):
         layer = GatedDeltaNet(d_model)
     assert (layer.n_heads, layer.d_qk, layer.d_v) == (6, d_qk, 2 * d_qk)
     assert layer.state_layout.h.shape == (6, d_qk // 6, d_qk // 3)
+
+
+def test_the_sizes_of_kda_are_those_of_the_published_model():
+    """Kimi Linear's layer: 32 heads of 128 channels, whose decay and gate have the rank of a head."""
+    with torch.device("meta"):
+        layer = KimiDeltaAttention(2304, d_qk=4096, n_heads=32)
+    sizes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+    assert sizes == {
+        **{"A_log": (32,), "dt_bias": (4096,), "norm.weight": (128,)},
+        **{
+            "qkv.weight": (3 * 4096, 2304),
+            "convolution.weight": (3 * 4096, 1, 4),
+            "rate_projection.weight": (32, 2304),
+        },
+        **{f"{name}_projection.0.weight": (128, 2304) for name in ("decay", "gate")},
+        **{f"{name}_projection.1.weight": (4096, 128) for name in ("decay", "gate")},
+        "output_projection.weight": (2304, 4096),
+    }

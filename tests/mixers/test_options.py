@@ -55,6 +55,7 @@ TRANSITIONS = {
     "gla": {"gate_projection.0.weight", "gate_projection.1.bias", "gate_projection.1.weight"},
     "h3": {"frequency", "log_decay", "log_step"},
     "hgrn2": {"forget.weight"},
+    "kda": {"A_log", "decay_projection.0.weight", "decay_projection.1.weight", "dt_bias"},
     "linear-rnn": {"recurrence.alpha"},
     "lru": {"nu", "theta"},
     "mamba": {"log_decay", "step_bias"},

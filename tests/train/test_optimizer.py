@@ -45,6 +45,7 @@ def test_the_transition_has_its_own_rates(decay):
         ("gateloop", "transition.projection.weight"),
         ("gated-delta-net", "A_log dt_bias decay_projection.weight"),
         ("h3", "log_decay log_step frequency skip"),
+        ("kda", "A_log dt_bias"),
         ("hyena", "skips"),
         ("lru", "nu theta skip"),
         ("mamba", "log_decay step_bias skip"),

@@ -9,6 +9,7 @@ from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.h3 import H3, H3State
 from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 from recurra.mixers.hyena import Hyena, HyenaState
+from recurra.mixers.kda import KimiDeltaAttention
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
@@ -60,6 +61,7 @@ __all__ = [
     "HGRN2State",
     "Hyena",
     "HyenaState",
+    "KimiDeltaAttention",
     "LRUState",
     "LinearAttention",
     "LinearAttentionState",

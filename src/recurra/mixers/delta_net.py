@@ -17,14 +17,14 @@ from recurra.ops.delta_rule.operator import delta_rule
 
 
 class DeltaNetState(NamedTuple):
-    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (a_t = 1 without gates), and the last inputs."""
+    """h_t = (I - b_t k_t^T k_t) diag(a_t) h_{t-1} + b_t k_t^T v_t (DeltaNet: a_t = 1), and last inputs."""
 
     h: Float[Tensor, "B H d_k d_v"]
     inputs: Float[Tensor, "B K_1 channels"]
 
 
 class DeltaMixer(Mixer):
-    """What DeltaNet and Gated DeltaNet share: projections, the convolution, the rate b_t, the operator and the norm.
+    """What DeltaNet, Gated DeltaNet and KDA share: projections, convolution, the rate b_t, the operator and the norm.
 
     Subclasses end with the output: `mix`. Arguments as those of `DeltaNet`, with all sizes given.
     """
@@ -67,7 +67,7 @@ class DeltaMixer(Mixer):
     def read(
         self,
         x: Float[Tensor, "B L d_model"],
-        a: Float[Tensor, "B L H"] | None,
+        a: Float[Tensor, "B L H *d_k"] | None,
         state: DeltaNetState,
         mask: Bool[Tensor, "B L"] | None,
     ) -> tuple[Float[Tensor, "B L d_v"], DeltaNetState]:

@@ -21,6 +21,7 @@ MIXERS = {  # one block each, so that one trace does for many
     "gru": {},
     "h3": {"d_state": 4, "head_dim": 2},
     "hyena": {"window": 5},
+    "kda": {"n_heads": 2},
     "linear-attention": {"n_heads": 2},
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
