@@ -148,6 +148,7 @@ def _walk(  # type: ignore[no-untyped-def]
         _decayed(k_t + following * d_qk, a_t + following * d_a, ak, d_qk, d_a)
         _fetch(k_t + 4 * _AHEAD * heads * d_qk, d_qk)
         _fetch(q + 4 * (step + _AHEAD * heads) * d_qk, d_qk)
+        _fetch(a_t + 4 * _AHEAD * heads * d_a, d_a)
         _fetch(v + of_values + 4 * _AHEAD * heads * d_v, rest)
         missing, b_t = load_part(v + of_values, 0, rest, lanes) - read, spread(load(b, step, _ONE), lanes)
         if u != 0:
@@ -302,6 +303,7 @@ def delta_rule_backward(  # type: ignore[no-untyped-def]
                         after, dy_t, a_t = before + tile, dy + values, a + 4 * step * d_a
                         _fetch(k_t + 4 * _AHEAD * heads * d_qk, d_qk)
                         _fetch(dq_t + 4 * _AHEAD * heads * d_qk, d_qk)
+                        _fetch(a_t + 4 * _AHEAD * heads * d_a, d_a)
                         _fetch(dy_t + 4 * _AHEAD * heads * d_v, rows)
                         _fetch(u + values + 4 * _AHEAD * heads * d_v, rows)
                         _weighted(u + values, b + 4 * step, w, rows)
@@ -318,6 +320,7 @@ def delta_rule_backward(  # type: ignore[no-untyped-def]
                         u_t, a_t, b_t, da_t = u + values, a + 4 * step * d_a, b + 4 * step, da + 4 * step * d_a
                         _fetch(q_t - 4 * _AHEAD * heads * d_qk, d_qk)
                         _fetch(dk_t - 4 * _AHEAD * heads * d_qk, d_qk)
+                        _fetch(da_t - 4 * _AHEAD * heads * d_a, d_a)
                         _fetch(dv + values - 4 * _AHEAD * heads * d_v, rows)
                         _weighted(u_t, b_t, w, rows)
                         for i in range(0, blocks, _BLOCK):
