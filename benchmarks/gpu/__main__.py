@@ -254,12 +254,13 @@ def selective(bench: Bench, dtype: torch.dtype) -> Iterator[CardRow]:
 
 
 def delta(bench: Bench, dtype: torch.dtype) -> Iterator[CardRow]:
-    """The gated delta rule by its kernels, in chunks in torch, and by flash-linear-attention."""
+    """The gated delta rule by its kernels, step by step and in chunks, in torch, and by flash-linear-attention."""
     q, k, v = torch.randn(3, *bench.chunks, device=bench.device)
     a, b = torch.rand(2, *bench.chunks[:3], device=bench.device)
     calls: dict[str, Call] = {
         "fused": lambda *x: delta_rule(*x, backend="triton")[0],
-        "chunk in torch": lambda *x: delta_rule(*x, mode="chunk")[0],
+        "chunk": lambda *x: delta_rule(*x, mode="chunk", backend="triton")[0],
+        "chunk in torch": lambda *x: delta_rule(*x, mode="chunk", backend="reference")[0],
     }
     if q.is_cuda and (fla := optional("fla.ops.gated_delta_rule")):
         calls["fla in chunks"] = lambda q, k, v, a, b: fla.chunk_gated_delta_rule(q, k, v, a.log(), b, scale=1.0)[0]

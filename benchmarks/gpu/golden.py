@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -142,13 +143,15 @@ def selective(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Iter
 
 def deltas(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterator[Work]:
     for batch, length, heads, d in shapes:
-        q, k, v = torch.randn(3, batch, length, heads, d)
-        inputs = [q, functional.normalize(k, dim=-1), v, gates((batch, length, heads, 1), False)]
-        inputs += [2 * torch.rand(batch, length, heads, 1), torch.randn(batch, heads, d, d)]
-        yield partial(
-            compared, f"delta_rule {(batch, length, heads, d)}", lambda *x: joined(delta_rule(*x, backend="triton")),
-            lambda *x: joined(delta_rule(*x)), inputs, device, ROUNDING[torch.float32],
-        )  # fmt: skip
+        for mode, d_a in product(("fused", "chunk"), (1, d)):
+            q, k, v = torch.randn(3, batch, length, heads, d)
+            inputs = [q, functional.normalize(k, dim=-1), v, gates((batch, length, heads, d_a), False)]
+            inputs += [2 * torch.rand(batch, length, heads, 1), torch.randn(batch, heads, d, d)]
+            yield partial(
+                compared, f"delta_rule {(batch, length, heads, d)}, {mode}, {d_a} decays a head",
+                lambda *x, mode=mode: joined(delta_rule(*x, mode=mode, backend="triton")),
+                lambda *x: joined(delta_rule(*x)), inputs, device, ROUNDING[torch.float32],
+            )  # fmt: skip
 
 
 def grus(sizes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterator[Work]:

@@ -28,6 +28,7 @@ from triton.compiler import ASTSource
 from recurra.ops._toolkit.triton import ChunkTiles, Tiles, WalkTiles, default_tiles, trying
 from recurra.ops.cells import _gru_triton as gru_triton
 from recurra.ops.delta_rule import _triton as delta_kernels
+from recurra.ops.delta_rule import _triton_chunk as delta_chunk
 from recurra.ops.gate_loop import _triton as fused_kernels
 from recurra.ops.gate_loop import _triton_chunk as triton_chunk
 from recurra.ops.gate_loop import _triton_chunk_backward as triton_chunk_backward
@@ -148,6 +149,12 @@ def delta(d: int, per_channel: bool = False) -> None:
     delta_kernels.backward_into((q, q, q, a, b, state), 32, q, state, q, q, a, b, q, state)
 
 
+def delta_in_chunks(d: int, per_channel: bool, is_backward: bool) -> None:
+    """What differs from GateLoop in chunks, whose kernels do the rest."""
+    q, b, state = torch.zeros(1, 4096, 8, d), torch.zeros(1, 4096, 8, 1), torch.zeros(1, 8, d, d)
+    delta_chunk.solve(q, q, q, q if per_channel else b, b, state, is_backward=is_backward)
+
+
 f32, bf16 = torch.float32, torch.bfloat16
 CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "scan, float32": ("scan", False, lambda: scan(False)),
@@ -169,6 +176,10 @@ CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "delta rule of 128, float32": ("delta", False, lambda: delta(128)),
     "delta rule of 256, float32": ("delta", False, lambda: delta(256)),
     "delta rule of 256 by channel, float32": ("delta", False, lambda: delta(256, True)),
+    "delta rule of 64 in chunks": ("delta", False, lambda: delta_in_chunks(64, False, False)),
+    "delta rule of 64 in chunks, backward": ("delta", False, lambda: delta_in_chunks(64, False, True)),
+    "delta rule of 128 in chunks, by channel": ("delta", False, lambda: delta_in_chunks(128, True, False)),
+    "delta rule of 128 in chunks, by channel, backward": ("delta", False, lambda: delta_in_chunks(128, True, True)),
     "steps of a GRU, float32": ("gru", False, lambda: gru(f32)),
     "steps of a GRU, bfloat16": ("gru", False, lambda: gru(bf16)),
 }

@@ -8,6 +8,8 @@ import torch
 
 from recurra import delta_rule, gate_loop, linear_scan
 from recurra.ops._toolkit.triton import default_tiles
+from recurra.ops.delta_rule import _triton_chunk as delta_chunk
+from recurra.ops.delta_rule import operator as delta_operator
 from recurra.ops.gate_loop import _triton_chunk as triton_chunk
 from recurra.ops.gate_loop._heads import chunk_by_kernels
 from recurra.ops.selective_scan import selective_scan
@@ -44,6 +46,11 @@ def delta(q, k, v, a):
     return delta_rule(q, k.tanh(), v, a, a, backend="triton")[0]
 
 
+def delta_in_chunks(q, k, v, a):
+    b, state = a[..., :1], a.new_zeros(1, 1, q.shape[-1], v.shape[-1])
+    return delta_operator.chunk_by_kernels(q, k.tanh(), v, a, b, state)[0]
+
+
 def selective(x, b, c, step):
     return selective_scan(x, step, -step.new_ones(3, 3), b, c, step.new_zeros(1, 3, 3), backend="triton")[0]
 
@@ -58,6 +65,7 @@ CASES = {
     "chunk": (chunk, lambda: heads(3, 1)),
     "chunk, a gate a channel": (chunk, lambda: heads(3, 3)),
     "chunk, complex": (chunk, lambda: heads(3, 3, is_complex=True)),
+    "chunk, delta rule": (delta_in_chunks, lambda: heads(3, 3)),
 }
 
 
@@ -67,6 +75,7 @@ def _short_chunks(monkeypatch):
         return replace(default_tiles("chunk", is_complex), block=CHUNK // 2, span=CHUNK)
 
     monkeypatch.setattr(triton_chunk, "tiles_for", short)
+    monkeypatch.setattr(delta_chunk, "_T", CHUNK // 2)
 
 
 def require_same(found: torch.Tensor, expected: torch.Tensor) -> None:

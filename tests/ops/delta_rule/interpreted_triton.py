@@ -4,6 +4,7 @@ Numbers are float64 in the interpreter, which the kernels themselves can do, and
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from tests.ops.delta_rule.conftest import draw_inputs
 from tests.quick_interpreter import sampled
 
 from recurra import delta_rule
+from recurra.ops._toolkit.triton import default_tiles
 from recurra.ops.delta_rule import _triton as kernels
+from recurra.ops.delta_rule import _triton_chunk as chunk_kernels
 from recurra.ops.delta_rule import operator
+from recurra.ops.gate_loop import _triton_chunk as linear_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -30,6 +34,9 @@ def _small_chunks(monkeypatch):
     if INTERPRETED:
         monkeypatch.setattr(operator, "_EVERY", 4)
         monkeypatch.setattr(kernels, "_TILE", 16)
+        monkeypatch.setattr(chunk_kernels, "_T", 4)
+        tiles = replace(default_tiles("chunk", False), block=4, span=8)
+        monkeypatch.setattr(linear_kernels, "tiles_for", lambda *_: tiles)
 
 
 def draw(*sizes, number=NUMBER):
@@ -40,8 +47,17 @@ def by_kernels(*inputs):
     return delta_rule(*inputs, backend="triton")
 
 
+def in_chunks(*inputs):
+    """Past the front door, which refuses float64."""
+    q, k, v, a, b, state = inputs
+    return operator.chunk_by_kernels(q, k, v, a if a.dim() == 4 else a[..., None], b[..., None], state)
+
+
 def by_steps(*inputs):
     return delta_rule(*inputs, mode="recurrent")
+
+
+WAYS = pytest.mark.parametrize("way", [by_kernels, in_chunks])
 
 
 def run(function, tensors, chosen=(0, 1)):
@@ -63,25 +79,28 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("sizes", sampled([(s,) for s in SIZES], lambda sizes: sizes[0] < 37), ids=str)
-def test_outputs_and_gradients(sizes):
+@WAYS
+def test_outputs_and_gradients(way, sizes):
     tensors = draw(*sizes)
-    assert_near(run(by_kernels, tensors), run(by_steps, tensors))
+    assert_near(run(way, tensors), run(by_steps, tensors))
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
-def test_either_output_alone_sends_its_gradient_back(chosen):
+@WAYS
+def test_either_output_alone_sends_its_gradient_back(way, chosen):
     tensors = draw(3, 1, 2, 3, 1)
-    assert_near(run(by_kernels, tensors, [chosen]), run(by_steps, tensors, [chosen]))
+    assert_near(run(way, tensors, [chosen]), run(by_steps, tensors, [chosen]))
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_decays_of_nothing_and_all(per_channel):
+@WAYS
+def test_decays_of_nothing_and_all(way, per_channel):
     """A decay of 0 has a gradient too."""
     q, k, v, a, b, state = draw(7, 1, 2, 3, 1, per_channel)
     a[:, ::2], a[:, -1] = 1.0, 0.0
     expected = run(by_steps, [q, k, v, a, b, state])
     assert expected[5][:, -1].abs().min() > 0
-    assert_near(run(by_kernels, [q, k, v, a, b, state]), expected)
+    assert_near(run(way, [q, k, v, a, b, state]), expected)
 
 
 def test_an_infinity_is_no_nan_beside_the_padding():
@@ -103,16 +122,35 @@ def test_the_front_door(monkeypatch):
         torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-5)
     delta_rule(*tensors)
     assert len(launched) == (1 if INTERPRETED else 2)
-    with pytest.raises(RuntimeError, match=r"backend is 'triton'; expected .* for mode 'chunk', which is plain torch"):
-        delta_rule(*tensors, mode="chunk", backend="triton")
+    with pytest.raises(
+        RuntimeError, match=r"backend is 'triton'; expected .* for mode 'recurrent', which is plain torch"
+    ):
+        delta_rule(*tensors, mode="recurrent", backend="triton")
+    for mine, right in zip(delta_rule(*tensors, mode="chunk", backend="triton"), by_steps(*tensors)):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"backend is 'triton'; expected .* heads of up to 128 channels .*, not 129"):
+        delta_rule(*draw(1, 1, 129, 1, 1, number=torch.float32), mode="chunk", backend="triton")
     with pytest.raises(ValueError, match=r"backend is 'triton'; expected .* up to 256 key channels a head, not 257"):
         by_kernels(*draw(1, 1, 257, 1, 1))
+
+
+def test_auto_on_a_card_takes_chunks_for_more_than_64_key_channels():
+    def chosen(d, length=5):
+        return operator._choose_mode("auto", "triton", False, *torch.empty(2, 1, length, 1, d))
+
+    assert [chosen(64), chosen(65), chosen(128)] == ["fused", operator._BY_KERNELS, operator._BY_KERNELS]
+    assert [chosen(129), chosen(65, 4)] == ["chunk", "recurrent"]
 
 
 def test_the_operators():
     q, k, v, a, b, state = draw(5, 1, 3, 2, 1)
     tensors = q, k, v, a[..., None], b[..., None], state
     torch.library.opcheck(torch.ops.recurra.delta_rule_fused.default, (*tensors, True, "triton"))
+    torch.library.opcheck(torch.ops.recurra.delta_rule_chunk.default, tensors)
+    y, last, u = torch.ops.recurra.delta_rule_chunk(*tensors)
+    for gradients in ((y, last), (None, last)):
+        given, checks = (*gradients, *tensors, u), ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.recurra.delta_rule_chunk_backward.default, given, test_utils=checks)
     y, last, u, kept = torch.ops.recurra.delta_rule_fused(*tensors, True, "triton")
     for gradients in ((y, last), (None, last)):
         given, checks = (*gradients, *tensors, u, kept, "triton"), ("test_schema", "test_faketensor")

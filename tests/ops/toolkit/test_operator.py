@@ -16,7 +16,9 @@ from recurra.ops.scan.reference import linear_scan_reference, matrix_scan
 from recurra.ops.selective_scan.reference import at_once
 
 ops = torch.ops.recurra
-IN_TRITON_ALONE = {"gate_loop_chunk", "gate_loop_chunk_backward"}  # tests/ops/gate_loop/interpreted_triton_chunk.py
+IN_TRITON_ALONE = {  # tests/ops/gate_loop/interpreted_triton_chunk.py, tests/ops/delta_rule/interpreted_triton.py
+    *("gate_loop_chunk", "gate_loop_chunk_backward", "delta_rule_chunk", "delta_rule_chunk_backward"),
+}
 OF_THE_EXPORT = {"complex_scan"}
 OF_TRACES = {  # tests/contracts/test_any_length.py; two of them are here too
     *("channel_modes", "convolve_window", "gate_loop_softmax_attention", "gru_cell_steps", "gru_steps"),

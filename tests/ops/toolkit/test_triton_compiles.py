@@ -142,6 +142,10 @@ def test_gru(compiled, target, number, size):
         (80, "delta rule of 128, float32", True),
         (80, "delta rule of 64 by channel, float32", True),
         pytest.param(90, "delta rule of 256 by channel, float32", True, marks=pytest.mark.slow),
+        (80, "delta rule of 128 in chunks, by channel", False),  # and the walk is pipelined, its preparation is not
+        pytest.param(90, "delta rule of 128 in chunks, by channel, backward", False, marks=pytest.mark.slow),
+        pytest.param(80, "delta rule of 64 in chunks, backward", False, marks=pytest.mark.slow),
+        (90, "delta rule of 64 in chunks", False),
         pytest.param(80, "delta rule of 256, float32", True, marks=pytest.mark.slow),
     ],
 )
@@ -152,6 +156,6 @@ def test_states_in_registers(target, case, is_pipelined, monkeypatch, tmp_path):
     monkeypatch.setattr(resources, "report", lambda ptx, target: texts.append(ptx) or report(ptx, target))
     with resources.compiled(target) as found:
         resources.CASES[case][2]()
-    assert set(found) == {"_forward", "_backward"}
+    assert set(found) == ({"_prepare", "_walk"} if "in chunks" in case else {"_forward", "_backward"})
     assert all(one["stores"] == one["loads"] == 0 and one["shared"] <= SHARED_MEMORY for one in found.values()), found
     assert not is_pipelined or all("cp.async" in ptx for ptx in texts), "the reads of later steps are under way"

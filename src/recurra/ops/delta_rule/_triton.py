@@ -10,9 +10,8 @@ reverse. Its threads wait for each other in between, for a thread may read what 
 and b are sums over columns, which are written tile by tile (the caller adds the tiles).
 
 Nothing is divided, so decays of 0 are exact; what pads a tile stays 0, for 0 times infinity is NaN. This is the
-recurrence and not its form in chunks, whose triangular inverses and matrix products would use tensor cores: it has
-short code and few launches, but steps follow each other. Tested in Triton's interpreter, compiled, never timed on a
-card.
+recurrence and not its form in chunks (`_triton_chunk.py`): it has few launches, but steps follow each other, and shares
+of gradients take memory. Tested in Triton's interpreter, compiled, never timed on a card.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The gated delta rule: its front door, and its two kernels as torch operators with derivatives."""
+"""The gated delta rule: its front door, and its kernels, by steps and in chunks, as operators with derivatives."""
 
 import math
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from recurra.ops._operator import (
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING, TRITON_IS_MISSING, choose_backend
 from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.delta_rule.reference import chunk, recurrent
+from recurra.ops.gate_loop._heads import why_not_kernels
 from recurra.ops.gate_loop.reference import check_shape
 
 
@@ -221,10 +222,95 @@ def _fused(*inputs: Tensor, backend: str = "auto") -> tuple[Tensor, Tensor]:
     return y, last
 
 
+def _check_chunk(q, k, v, a, b, state):  # type: ignore[no-untyped-def]
+    _check(q, k, v, a, b, state, backend="triton")
+
+
+def _run_chunk(results, *inputs):  # type: ignore[no-untyped-def]
+    y, last, u = results
+    if 0 in (inputs[0].numel(), y.numel()):
+        y.zero_(), u.zero_(), last.copy_(inputs[5])
+        return
+    from recurra.ops.delta_rule import _triton_chunk
+
+    _triton_chunk.forward_into(y, last, u, *_dense(*inputs))
+
+
+def _check_chunk_back(dy, dlast, q, k, v, a, b, state, u):  # type: ignore[no-untyped-def]
+    _check_chunk(q, k, v, a, b, state)
+    for name, x, shape in (("dy", dy, v.shape), ("dlast", dlast, state.shape), ("u", u, v.shape)):
+        if x is not None:
+            require_layout(name, x, shape, q.dtype, q.device)
+
+
+def _run_chunk_back(results, dy, dlast, q, k, v, a, b, state, u):  # type: ignore[no-untyped-def]
+    dy = torch.zeros_like(v) if dy is None else dy
+    dlast = torch.zeros_like(state) if dlast is None else dlast
+    if 0 in (q.numel(), v.numel()):
+        for gradient in results[:5]:
+            gradient.zero_()
+        results[5].copy_(dlast)
+        return
+    from recurra.ops.delta_rule import _triton_chunk
+
+    _triton_chunk.backward_into(results, *_dense(dy, dlast, q, k, a, b, u, state))
+
+
+def _chunk_flops(q, k, v, *_):  # type: ignore[no-untyped-def]
+    # what is read of the state and added to it, twice: for u and for y; and the products within chunks of 16 steps
+    return math.prod(q[:-1]) * (8 * q[-1] * v[-1] + 32 * (3 * q[-1] + 2 * v[-1]))
+
+
+_chunk_operator = Operator(
+    f"delta_rule_chunk({_INPUTS}) -> (Tensor, Tensor, Tensor)",
+    check=_check_chunk,
+    allocate=lambda q, k, v, a, b, state: (v.new_empty(v.shape), state.new_empty(state.shape), v.new_empty(v.shape)),
+    run=_run_chunk,
+    flops=_chunk_flops,
+    devices=("CPU", "CUDA"),
+)
+_chunk_back = Operator(
+    f"delta_rule_chunk_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_chunk_back,
+    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:6]),
+    run=_run_chunk_back,
+    flops=lambda dy, dlast, *inputs: 3 * _chunk_flops(*inputs),
+    devices=("CPU", "CUDA"),
+)
+
+
+def _chunk_forward(keep, *inputs):  # type: ignore[no-untyped-def]
+    results = _chunk_operator(*inputs)
+    return results, (*inputs, results[2])
+
+
+_chunk = Differentiable(
+    _chunk_forward,
+    lambda gradients, saved, needs: _chunk_back(*gradients[:2], *saved),
+    n_inputs=6,
+    reference=chunk,
+    constant=(2,),
+)
+_chunk_operator.record = _chunk
+
+
+def chunk_by_kernels(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute (y, h_L) like `chunk`, by Triton's kernels, which take float32; float64 is for tests."""
+    y, last, *_ = _chunk(*inputs)
+    return y, last
+
+
 Mode = Literal["auto", "recurrent", "chunk", "fused"]
+_BY_KERNELS = "chunk, by kernels"
 _FEW = 4  # the most steps that "auto" computes one by one without kernels: measured on a CPU (docs/lab-log.md)
 
-_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk, "fused": _fused}
+_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "recurrent": recurrent,
+    "chunk": chunk,
+    _BY_KERNELS: chunk_by_kernels,
+    "fused": _fused,
+}
 
 
 def delta_rule(
@@ -256,11 +342,13 @@ def delta_rule(
         state: h_0, zeros if None.
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, in O(L) steps.
-            "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them.
+            "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them; on
+                CUDA chunks of 16 by Triton's kernels, in float32 for heads of up to 128 channels.
             "fused": step by step by kernels: Numba's on the CPU in float32, Triton's on CUDA for heads of up to 256 key
                 channels. Under torch.func it is one of the others.
-            "auto": "fused" if it applies; else "recurrent" for up to 4 steps, and "chunk" for more.
-        backend: as for `recurra.linear_scan`. Only "fused" has kernels.
+            "auto": "fused" if it applies, on CUDA for up to 64 key channels; else "recurrent" for up to 4 steps, and
+                "chunk" for more.
+        backend: as for `recurra.linear_scan`. Only "fused" has kernels for the CPU, and "recurrent" has none.
 
     Returns:
         y and h_L. float16 and bfloat16 are computed in float32, also under autocast; y then has the type of q, k and v,
@@ -292,7 +380,7 @@ def delta_rule(
         y, last = _any_steps(q, k, v, a, b, state)
         return (y.to(given) if given in HALF else y), last
     chosen = choose_backend(backend, q.device)
-    mode = _choose_mode(mode, chosen, backend in ("numba", "triton"), q)
+    mode = _choose_mode(mode, chosen, backend in ("numba", "triton"), q, v)
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a * b).sum(-1, keepdim=True) * v, state
     else:
@@ -316,8 +404,13 @@ def _takes_much_memory(backend: str, q: Tensor) -> bool:
     return backend == "triton" and q.shape[3] > 64
 
 
-def _choose_mode(mode: str, backend: str, by_name: bool, q: Tensor) -> str:
+def _choose_mode(mode: str, backend: str, by_name: bool, q: Tensor, v: Tensor) -> str:
     """Return `mode` itself, or the choice of "auto"; `by_name` if the caller wants this backend's kernels."""
+    if mode == "chunk" and backend == "triton":
+        obstacle = why_not_kernels(q.shape[3], v.shape[3], q.dtype)
+        if obstacle and by_name:
+            raise ValueError(sentence("backend", "'triton'", "'auto' or 'reference'", obstacle))
+        return mode if obstacle else _BY_KERNELS
     if mode not in ("auto", "fused"):
         if by_name:
             expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
@@ -331,7 +424,8 @@ def _choose_mode(mode: str, backend: str, by_name: bool, q: Tensor) -> str:
         raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
     if mode == "fused":
         raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
-    return _without_kernels(q)
+    mode = _without_kernels(q)
+    return mode if torch.compiler.is_compiling() else _choose_mode(mode, backend, False, q, v)
 
 
 def _without_kernels(q: Tensor) -> str:

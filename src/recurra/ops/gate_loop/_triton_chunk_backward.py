@@ -257,8 +257,20 @@ def _keys(  # type: ignore[no-untyped-def]
         g_re, g_im = g_re + new_re, g_im + new_im
 
 
+def values_into(dv: Tensor, dstate: Tensor, dy: Tensor, dlast: Tensor, q: Tensor, k: Tensor, a: Tensor) -> Tensor:
+    """Fill dv and the gradient of the first state; return those of the states between chunks, from the last."""
+    laid_out = layout(q, dv, a)
+    with on_device_of(q):
+        carry = states_between(q, dy, a, dlast, laid_out, is_backward=True)
+        _values[laid_out.grid(laid_out.chunks, "v")](
+            *map(floats, (dy, q, k, a, carry, dv, dstate)), *strides(dy, q, k, a), *laid_out.sizes, laid_out.chunks,
+            **laid_out.options("v"),
+        )  # fmt: skip
+    return carry
+
+
 def backward_into(
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, ...],
     dy: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor,
 ) -> None:  # fmt: skip
     """Fill dq, dk, dv, da and the gradient of the first state, contiguous; the others are as for `forward_into`."""
@@ -269,11 +281,7 @@ def backward_into(
         shares = torch.empty((*q.shape[:3], laid_out.tiles("qk")), dtype=a.dtype, device=a.device)
     with on_device_of(q):
         entering = states_between(k, v, a, state, laid_out, is_backward=False)
-        carry = states_between(q, dy, a, dlast, laid_out, is_backward=True)
-        _values[laid_out.grid(laid_out.chunks, "v")](
-            *map(floats, (dy, q, k, a, carry, dv, dstate)), *strides(dy, q, k, a), *laid_out.sizes, laid_out.chunks,
-            **laid_out.options("v"),
-        )  # fmt: skip
+        carry = values_into(dv, dstate, dy, dlast, q, k, a)
         _keys[laid_out.grid(laid_out.chunks, "qk")](
             *map(floats, (dy, q, k, v, a, entering, carry, dq, dk, shares)), *strides(dy, q, k, v, a),
             *laid_out.sizes, laid_out.chunks, **laid_out.options("qk"),
