@@ -10,7 +10,7 @@ Steps take 4 operations for each number of the state forward and 10 back, as man
 and nothing but short sums depends on more than one column of the state: a job is a head of a sequence, and walks
 through time with a block of columns that stays in the first-level cache.
 
-The forward walk takes 32 columns at a time; what the next key, times its decay, will read is summed while a row is in
+The forward walk takes 32 columns at a time; what the next key will read, times its decays, is summed while a row is in
 registers. It keeps u and the state that enters every `every`th step. The backward walk has columns as rows, so that its
 vectors run over key channels: of the sums only dw lies within vectors, and `totals` makes 16 of those together. It
 computes the steps between two kept states again, and holds them while it goes back over them. Nothing is divided, so
@@ -103,10 +103,13 @@ def _decays(a, start, rest, d_a, lanes):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _decayed(k, a, out, d_qk, d_a):  # type: ignore[no-untyped-def]
-    """Write the key that reads from a state what it would after the decay."""
+def _reader(k, a, scratch, d_qk, d_a):  # type: ignore[no-untyped-def]
+    """Return the key that reads a state before its decay: itself, if the decay of a head multiplies what it reads."""
+    if d_a == 1:
+        return k
     for i in range(0, d_qk, WIDTH):
-        store(out, i, _FLOATS, _decays(a, i, d_qk - i, d_a, _FLOATS) * load_part(k, i, d_qk - i, _FLOATS))
+        store(scratch, i, _FLOATS, load_part(a, i, d_qk - i, _FLOATS) * load_part(k, i, d_qk - i, _FLOATS))
+    return scratch
 
 
 @compile_inline
@@ -121,9 +124,11 @@ def _read(k, h, pitch, d_qk, rest, lanes):  # type: ignore[no-untyped-def]
 @compile_inline
 def _step(q, k, next_k, a, w, before, pitch, after, out_pitch, y, d_qk, d_a, rest, lanes):  # type: ignore[no-untyped-def]
     """Take one step in a block of columns; return the value that the next key has then, of which a is a part."""
-    y_t, read, each = zeros(lanes), zeros(lanes), min(d_a - 1, 1)
+    y_t, read, a_i = zeros(lanes), zeros(lanes), spread(load(a, 0, _ONE), lanes)
     for i in range(d_qk):
-        entering = spread(load(a, i * each, _ONE), lanes) * load_part(before, i * pitch, rest, lanes)
+        if d_a > 1:
+            a_i = spread(load(a, i, _ONE), lanes)
+        entering = a_i * load_part(before, i * pitch, rest, lanes)
         now = multiply_add(spread(load(k, i, _ONE), lanes), w, entering)
         store_part(after, i * out_pitch, rest, lanes, now)
         y_t = multiply_add(spread(load(q, i, _ONE), lanes), now, y_t)
@@ -137,25 +142,25 @@ def _walk(  # type: ignore[no-untyped-def]
     q, k, v, a, b, state, last, y, u, kept, h, ak, length, heads, d_qk, d_v, d_a, every, rest, lanes
 ):
     """Walk through time in a block of columns; addresses are those of the block at the first step."""
-    _decayed(k, a, ak, d_qk, d_a)
-    read, before, pitch = _read(ak, state, d_v, d_qk, rest, lanes), state, d_v
+    read, before, pitch = _read(_reader(k, a, ak, d_qk, d_a), state, d_v, d_qk, rest, lanes), state, d_v
     for t in range(length):
         if kept != 0 and t % every == 0:
             _copy_rows(before, pitch, kept + 4 * (t // every) * d_qk * d_v, d_v, d_qk, rest, lanes)
         step = t * heads
         k_t, a_t, of_values = k + 4 * step * d_qk, a + 4 * step * d_a, 4 * step * d_v
         following = 4 * min(length - 1 - t, 1) * heads
-        _decayed(k_t + following * d_qk, a_t + following * d_a, ak, d_qk, d_a)
+        reader = _reader(k_t + following * d_qk, a_t + following * d_a, ak, d_qk, d_a)
         _fetch(k_t + 4 * _AHEAD * heads * d_qk, d_qk)
         _fetch(q + 4 * (step + _AHEAD * heads) * d_qk, d_qk)
         _fetch(a_t + 4 * _AHEAD * heads * d_a, d_a)
         _fetch(v + of_values + 4 * _AHEAD * heads * d_v, rest)
+        read = read if d_a > 1 else spread(load(a_t, 0, _ONE), lanes) * read
         missing, b_t = load_part(v + of_values, 0, rest, lanes) - read, spread(load(b, step, _ONE), lanes)
         if u != 0:
             store_part(u + of_values, 0, rest, lanes, missing)
         after, out_pitch = (last, d_v) if t + 1 == length else (h, width_of(lanes))
         read = _step(
-            q + 4 * step * d_qk, k_t, ak, a_t, b_t * missing, before, pitch, after, out_pitch, y + of_values,
+            q + 4 * step * d_qk, k_t, reader, a_t, b_t * missing, before, pitch, after, out_pitch, y + of_values,
             d_qk, d_a, rest, lanes,
         )  # fmt: skip
         before, pitch = after, out_pitch
