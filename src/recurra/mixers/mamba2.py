@@ -12,10 +12,9 @@ from torch.nn import functional
 from recurra.checks import require, require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32, gated
-from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
+from recurra.layers.state_space import inverse_softplus_of_steps
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
-from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 _PUBLISHED_HEAD = 64  # channels
@@ -103,11 +102,10 @@ class Mamba2(Mixer):
         convolved, inputs = self.convolution(convolved, state.inputs, mask, silu=True)
         u, b, c = convolved.split(self._parts, -1)
         heads = u.unflatten(-1, (self.n_heads, -1))
-        b, c = (spread_over_heads(part.unflatten(-1, (self.n_groups, -1)), self.n_heads) for part in (b, c))
+        b, c = (part.unflatten(-1, (self.n_groups, -1)) for part in (b, c))
         step = self._step_sizes(step, mask)
         transition = torch.exp(step * self._eigenvalues())[..., None]
-        with without_autocast(x):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(c, b, step[..., None] * heads, transition, state=state.h)
+        y, h = gate_loop(c, b, step[..., None] * heads, transition, state=state.h)
         skip = at_least_float32(self.skip)[:, None].expand(heads.shape[2:]).flatten()
         y = gated(y.flatten(-2), z, self.norm, skip=(u, skip), after=True)
         return self.output_projection(y), Mamba2State(h, inputs)

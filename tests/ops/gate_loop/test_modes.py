@@ -311,6 +311,8 @@ def test_auto_takes_the_fastest_mode_that_applies(monkeypatch):
         original = operator._MODES[name]
         spy = lambda *arguments, name=name, original=original: taken.append(name) or original(*arguments)  # noqa: E731
         monkeypatch.setitem(operator._MODES, name, spy)
+    by_heads = operator.chunk_by_heads
+    monkeypatch.setattr(operator, "chunk_by_heads", lambda *x: taken.append("chunk") or by_heads(*x))
     ones, wide = torch.ones(1, 4, 2, 1), torch.ones(1, 4, 2, 3)
     gate_loop(ones, ones, ones, ones)
     gate_loop(ones, ones, ones, ones + 0j)

@@ -15,23 +15,35 @@ _WIDTH = 16  # floats in a vector of the kernels
 _BLOCKS = (1, 2, 4)
 """Possible numbers of vectors in a block. What a step keeps for each of them has to fit into 32 registers, and kernels
 of 3 took twice to four times as long: LLVM knows no such vectors."""
+_LEAST_STATE = 1024  # numbers in a state from which products of chunks are faster than steps, backward or in bfloat16
 _EVERY, _LARGE_STATE = 32, 8192
 """Steps between two states that the forward pass keeps, twice as many if a state has more than this many floats: the
 kept states then take less memory than v does twice, and those between them, in the backward pass, fit the cache."""
 
 
-def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def chunk_by_heads(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, rounded: bool = False
+) -> tuple[Tensor, Tensor]:
     """Compute (y, h_L) like `chunk.chunk`, by the kernels, from at least one step and tensors with numbers in them.
 
-    Real q, k and v can go with a complex a; the type of a and the state counts. Under torch.func and forward
+    Real q, k and v can go with a complex a; the type of a and the state counts. q and k may have a head for each group
+    of v's heads. With `rounded`, products of chunks may round their factors to bfloat16. Under torch.func and forward
     derivatives, for which the kernels have no rule, it is `chunk.chunk`.
     """
-    y, last, *_ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
+    y, last, *_ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state, rounded)
     return y, last
 
 
+def of_all_heads(x: Tensor, like: Tensor) -> Tensor:
+    """Give every head of `like` what its group has."""
+    if x.shape[2] == like.shape[2]:
+        return x
+    each = like.shape[2] // x.shape[2]
+    return x[:, :, :, None].expand(-1, -1, -1, each, -1).flatten(2, 3)
+
+
 def _state_shape(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
-    return q.shape[0], q.shape[2], q.shape[3], v.shape[3]
+    return q.shape[0], v.shape[2], q.shape[3], v.shape[3]
 
 
 def _every(q: Tensor, v: Tensor) -> int:
@@ -64,7 +76,7 @@ def _describe(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def _sizes(q: Tensor, v: Tensor, a: Tensor) -> tuple[int, ...]:
-    batch, length, heads, d_qk = q.shape
+    batch, length, heads, d_qk = *v.shape[:3], q.shape[3]
     workers = min(usable_threads(), batch * heads)
     return batch, length, heads, d_qk, v.shape[3], int(a.shape[3] > 1), _every(q, v), workers
 
@@ -73,12 +85,14 @@ def _scratch(like: Tensor, floats: int) -> Tensor:
     return like.new_empty(floats, dtype=like.dtype.to_real())
 
 
-def _check(q, k, v, a, state=None, keep=False):  # type: ignore[no-untyped-def]
+def _check(q, k, v, a, state=None, keep=False, rounded=False):  # type: ignore[no-untyped-def]
     """Refuse what the kernels cannot take; `chunk_by_heads` says what they can."""
     if q.dim() != 4 or q.dtype.to_real() not in _NUMBERS:
         raise ValueError(sentence("q", kind_of(q), "float32, float64, complex64 or complex128 (B, L, H, d_qk)"))
-    steps, like = q.shape[:3], (q.dtype, q.device)
+    like = q.dtype, q.device
     require_layout("k", k, q.shape, *like)
+    heads = v.shape[2] if v.dim() == 4 and q.shape[2] and v.shape[2] % q.shape[2] == 0 else q.shape[2]
+    steps = *q.shape[:2], heads
     require_layout("v", v, (*steps, v.shape[-1] if v.dim() else 0), *like)
     if a.dim() != 4 or a.shape[-1] != q.shape[-1]:
         require_layout("a", a, (*steps, 1), *like)
@@ -87,20 +101,69 @@ def _check(q, k, v, a, state=None, keep=False):  # type: ignore[no-untyped-def]
         require_layout("state", state, _state_shape(q, v), *like)
 
 
-def _allocate(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+def _allocate(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
     kept = in_huge_pages(state.new_empty(*(_kept_shape(q, v) if keep else (0,))))
     return empty_result(v), state.new_empty(*state.shape), kept
 
 
-def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+_SIDE = 32  # channels, to a multiple of which the kernels of chunks pad heads
+
+
+def _words(q: Tensor, v: Tensor, a: Tensor, rounded: bool, smallest: int) -> str:
+    """Return the type of the factors if products of chunks are faster than single steps, "" if not.
+
+    They are from `smallest` numbers in a state on: steps take 3 operations for each of them forward and 8 backward, and
+    chunks 2 and 4, or half as many in bfloat16, and more for scores and copies.
+    """
+    if q.dtype != torch.float32 or a.shape[3] > 1 or q.shape[1] < _EVERY:
+        return ""
+    from recurra.ops._toolkit.words import multiplies_bfloat16
+
+    number = "bfloat16" if rounded and multiplies_bfloat16() else "float32"
+    return number if q.shape[3] * v.shape[3] >= (_LEAST_STATE if number == "bfloat16" else smallest) else ""
+
+
+def _run_chunks(kernel, count, number, q, k, v, a, before, after):  # type: ignore[no-untyped-def]
+    """Run a kernel of chunks on its arguments before and after q, k, v and a, a job for each group of heads.
+
+    Returns False if some result is not finite, or the groups are fewer than the threads.
+    """
+    from recurra.ops.gate_loop._chunks_cpu import Sizes
+
+    (batch, length, groups, d_qk), (heads, d_v) = q.shape, v.shape[2:]
+    if batch * groups < usable_threads() and groups < heads:
+        return False
+    workers, every = min(usable_threads(), batch * groups), _every(q, v)
+    p, r = (-(-d // _SIDE) * _SIDE for d in (d_qk, d_v))
+    share = count(every, p, r, heads // groups)
+    scratch, found = _scratch(q, workers * share), _scratch(q, workers)
+    kernel(number, every)(
+        *before, *map(_describe, (q, k, v, a)), *after, found.data_ptr(), scratch.data_ptr(),
+        Sizes(batch, length, groups, heads, d_qk, d_v, p, r, share, workers),
+        jobs=workers, work=length * batch * heads * d_qk * d_v,
+    )  # fmt: skip
+    return found.sum().item() == 0
+
+
+def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
     y, last, kept = results
     if 0 in (q.numel(), v.numel()):
         y.zero_(), last.copy_(state)
         return
-    from recurra.ops.gate_loop._heads_cpu import forward_kernel
-
     q, k, v, a = (last_dim_contiguous(x) for x in (q, k, v, a))
     state = state.contiguous()
+    if number := _words(q, v, a, rounded, _LARGE_STATE):
+        from recurra.ops.gate_loop._chunks_cpu import forward_floats
+        from recurra.ops.gate_loop._chunks_cpu import forward_kernel as of_chunks
+
+        after = state.data_ptr(), _describe(y), last.data_ptr(), kept.data_ptr() if keep else 0
+        if _run_chunks(of_chunks, forward_floats, number, q, k, v, a, (), after):
+            return
+    if q.shape[2] != v.shape[2]:
+        _run(results, of_all_heads(q, v), of_all_heads(k, v), v, a, state, keep, rounded)
+        return
+    from recurra.ops.gate_loop._heads_cpu import forward_kernel
+
     sizes, vectors = _sizes(q, v, a), _vectors(v.shape[3] * _floats(v))
     scratch = _scratch(q, sizes[-1] * q.shape[3] * vectors * _WIDTH)
     forward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
@@ -110,7 +173,7 @@ def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def _check_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+def _check_back(dy, dlast, q, k, v, a, kept, with_gates, rounded):  # type: ignore[no-untyped-def]
     _check(q, k, v, a)
     require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
     if dy is not None:
@@ -119,26 +182,41 @@ def _check_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-unt
         require_layout("dlast", dlast, _state_shape(q, v), q.dtype, q.device)
 
 
-def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates, rounded):  # type: ignore[no-untyped-def]
     gates = a if with_gates else a[..., :0]
     return *map(empty_result, (q, k, v, gates)), q.new_empty(_state_shape(q, v))
 
 
-def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates, rounded):  # type: ignore[no-untyped-def]
     dq, dk, dv, da, dstate = results
     dlast = torch.zeros_like(dstate) if dlast is None else dlast.contiguous()
     if 0 in (q.numel(), v.numel()):
         dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
         return
-    from recurra.ops.gate_loop import _heads_cpu as heads_kernels
-
     dy = v.new_zeros((1, 1, 1, v.shape[3])).expand(v.shape) if dy is None else dy
     dy, q, k, v, a = (last_dim_contiguous(x) for x in (dy, q, k, v, a))
+    kept = kept.contiguous()
+    if number := _words(q, v, a, rounded, _LEAST_STATE):
+        from recurra.ops.gate_loop._chunks_cpu_backward import backward_floats
+        from recurra.ops.gate_loop._chunks_cpu_backward import backward_kernel as of_chunks
+
+        gates = _describe(da) if with_gates else (0, 0, 0, 0)
+        after = kept.data_ptr(), dlast.data_ptr(), *map(_describe, (dq, dk, dv)), gates, dstate.data_ptr()
+        if _run_chunks(of_chunks, backward_floats, number, q, k, v, a, (_describe(dy),), after):
+            return
+    if q.shape[2] != v.shape[2]:
+        wide = of_all_heads(q, v), of_all_heads(k, v)
+        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in wide]
+        _run_back((*found, dv, da, dstate), dy, dlast, *wide, v, a, kept, with_gates, rounded)
+        for out, of_heads in zip((dq, dk), found):
+            torch.sum(of_heads.unflatten(2, (q.shape[2], -1)), 3, out=out)
+        return
+    from recurra.ops.gate_loop import _heads_cpu as heads_kernels
+
     sizes, vectors = _sizes(q, v, a), _vectors(q.shape[3] * _floats(q))
     choice = heads_kernels.backward_kernel if with_gates else heads_kernels.backward_kernel_without_gates
     tiles = sizes[-2] + 2 if with_gates else 1  # the states of a chunk and the carry, or either in its turn
     scratch = _scratch(q, sizes[-1] * (tiles * v.shape[3] * vectors + v.shape[3] + _WIDTH) * _WIDTH)
-    kept = kept.contiguous()
     choice(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
         *map(_describe, (dy, q, k, v, a)), kept.data_ptr(), dlast.data_ptr(),
         *map(_describe, (dq, dk, dv, da) if with_gates else (dq, dk, dv)), dstate.data_ptr(), scratch.data_ptr(),
@@ -148,41 +226,43 @@ def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore
 
 # FLOPs are counted for real numbers, as in the scan.
 _operator = Operator(
-    "gate_loop_heads(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state, bool keep=False) -> "
+    "gate_loop_heads(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state, bool keep=False, bool rounded=False) -> "
     "(Tensor, Tensor, Tensor)",
     check=_check,
     allocate=_allocate,
     run=_run,
-    flops=lambda q, k, v, *_: 5 * math.prod(q) * v[-1],
+    flops=lambda q, k, v, *_: 5 * q[-1] * math.prod(v),
 )
 _back = Operator(
     "gate_loop_heads_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor kept, "
-    "bool with_gates=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool with_gates=True, bool rounded=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     check=_check_back,
     allocate=_allocate_back,
     run=_run_back,
-    flops=lambda dy, dlast, q, k, v, *_: 14 * math.prod(q) * v[-1],
+    flops=lambda dy, dlast, q, k, v, *_: 14 * q[-1] * math.prod(v),
 )
 
 
-def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
-    results = _operator(*inputs, keep)
-    return results, (*inputs, results[2])
+def _forward(keep, q, k, v, a, state, rounded):  # type: ignore[no-untyped-def]
+    results = _operator(q, k, v, a, state, keep, rounded)
+    return results, (q, k, v, a, state, results[2])
 
 
-def _backward(gradients, saved, needs):  # type: ignore[no-untyped-def]
+def _backward(gradients, saved, needs, rounded):  # type: ignore[no-untyped-def]
     q, k, v, a, _, kept = saved
-    dq, dk, dv, da, dstate = _back(*gradients[:2], q, k, v, a, kept, needs[3])
+    dq, dk, dv, da, dstate = _back(*gradients[:2], q, k, v, a, kept, needs[3], rounded)
     return dq, dk, dv, da if needs[3] else None, dstate
 
 
-_heads = Differentiable(
-    _forward, _backward, n_inputs=5, reference=lambda q, k, v, a, state: chunk(q, k, v, a, state, "auto"), constant=(2,)
-)
+def _in_plain_torch(q, k, v, a, state, rounded):  # type: ignore[no-untyped-def]
+    return chunk(of_all_heads(q, v), of_all_heads(k, v), v, a, state, "auto")
 
 
-def _record(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
-    y, last, kept = _heads(q, k, v, a, state)
+_heads = Differentiable(_forward, _backward, n_inputs=5, reference=_in_plain_torch, constant=(2,))
+
+
+def _record(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
+    y, last, kept = _heads(q, k, v, a, state, rounded)
     return y, last, kept if keep else kept.new_empty(0)
 
 

@@ -13,9 +13,9 @@ from recurra.lengths import PackedSequences, check_cu_seqlens, check_reset, cut_
 from recurra.ops._operator import HALF, has_numbers, needs_gradient, without_autocast
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops.gate_loop import reference as modes
-from recurra.ops.gate_loop._heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
+from recurra.ops.gate_loop._heads import chunk_by_heads, chunk_by_kernels, of_all_heads, why_not_kernels
 from recurra.ops.gate_loop.fused import Planes, fused, fused_complex, heads_without_gradient, takes_heads
-from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape, chunk
+from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape
 
 Mode = Literal["auto", "recurrent", "scan", "chunk", "attention", "fused"]
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
@@ -26,8 +26,8 @@ _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def gate_loop(
-    q: Shaped[Tensor, "B L H d_qk"],
-    k: Shaped[Tensor, "B L H d_qk"],
+    q: Shaped[Tensor, "B L G d_qk"],
+    k: Shaped[Tensor, "B L G d_qk"],
     v: Shaped[Tensor, "B L H d_v"],
     a: Shaped[Tensor, "B L H d_a"],
     *,
@@ -43,7 +43,8 @@ def gate_loop(
     is one scalar per head. Here a_n is that scalar, or a vector on the key side.
 
     Args:
-        q, k: queries and keys, real or complex.
+        q, k: queries and keys, real or complex. They have G = H heads, or a divisor of H: then H / G neighbouring heads
+            of v share each of theirs.
         v: values, real or complex.
         a: transitions, real or complex, d_a = 1 (one per head) or d_qk (one per key channel).
         state: h_0, zeros if None.
@@ -53,10 +54,10 @@ def gate_loop(
             "chunk": attention inside chunks of 64 steps and the recurrence between them, in matrix products, in
                 O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for float32, float16 and
                 bfloat16 and heads of up to 128 channels (64 if a, state or an input is complex). For anything else,
-                "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types:
-                they walk through time, with chunks only in the backward pass, and take less memory than that.
-                In Triton's, an infinity or NaN makes results NaN from the start of its chunk, and one in the gradient
-                of y those of the inputs to the end of its chunk.
+                "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types,
+                and less memory than that: they walk through time step by step, or in chunks where that is faster
+                (float32, one transition per head). In Triton's, an infinity or NaN makes results NaN from the start of
+                its chunk, and one in the gradient of y those of the inputs to the end of its chunk.
             "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
             "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
             "auto": "fused" if it applies, and everything is real or the kernels are Numba's; else "recurrent" for a
@@ -72,7 +73,9 @@ def gate_loop(
 
     Returns:
         y, complex if an input is, and h_L. float16 and bfloat16 are computed in float32; a real y has the type of q, k
-        and v, and the state is float32 or better.
+        and v, and the state is float32 or better. Matrix products of "chunk" may round their factors, states among
+        them, to bfloat16 if q, k and v are bfloat16 or autocast to it is on; sums and states stay in float32. On a
+        CPU, those with AVX-512 BF16 do.
 
     Raises:
         TypeError: an argument is not a tensor of floating-point or complex numbers.
@@ -96,6 +99,10 @@ def _compute(
     if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
         expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
         raise RuntimeError(sentence("backend", repr(backend), expected))
+    by_heads = chosen == "chunk" and choose_backend(backend, q.device) == "numba"
+    if not by_heads:
+        q, k = of_all_heads(q, v), of_all_heads(k, v)
+    rounded = q.dtype == k.dtype == v.dtype == torch.bfloat16 or _autocasts(q)
     given = compute = a.dtype
     is_one_type = (
         compute in _REALS and q.dtype == k.dtype == v.dtype == (a if state is None else state).dtype == compute
@@ -112,16 +119,24 @@ def _compute(
         a = a.to(compute)
         state = None if state is None else state.to(compute)
     if state is None:
-        state = a.new_zeros(q.shape[0], *q.shape[2:], v.shape[3])
+        state = a.new_zeros(q.shape[0], v.shape[2], q.shape[3], v.shape[3])
     if 0 in (q.numel(), v.numel()):
+        q, k = of_all_heads(q, v), of_all_heads(k, v)
         y, last = (q * k * a).sum(-1, keepdim=True) * v, state
     elif by_kernels:
         y, last = chunk_by_kernels(q, k, v, a, state)
+    elif by_heads:
+        y, last = chunk_by_heads(q, k, v, a, state, rounded)
     else:
         # Autocast would run the matrix products of "chunk" and "attention" in bfloat16; "fused" has none.
         with nullcontext() if chosen == "fused" else without_autocast(a):
             y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in HALF and not y.is_complex() else y), last
+
+
+def _autocasts(x: Tensor) -> bool:
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
 
 
 def _packed(
@@ -217,15 +232,10 @@ def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backe
     return y if states.im is None else torch.complex(y, q * states.im), last
 
 
-def _chunk_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    by_kernels = choose_backend(backend, q.device) == "numba"
-    return chunk_by_heads(q, k, v, a, state) if by_kernels else chunk(q, k, v, a, state, backend)
-
-
 _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": modes.recurrent,
     "scan": modes.scan,
-    "chunk": _chunk_mode,
+    "chunk": modes.chunk,
     "attention": modes.attention,
     "fused": _fused_mode,
 }
@@ -284,10 +294,10 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, cu_seqlens: Tensor | None
 ) -> None:
     require_literal(Mode, mode=mode)
-    check_inputs(q, k, v, a)
+    check_inputs(q, k, v, a, grouped=True)
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *q.shape[:2])
     if state is not None:
         check_numbers("state", state, q, "(B, H, d_qk, d_v)")
         n_states = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-        check_shape("state", state, (n_states, *q.shape[2:], v.shape[3]))
+        check_shape("state", state, (n_states, v.shape[2], q.shape[3], v.shape[3]))

@@ -30,13 +30,14 @@ def check_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
         raise ValueError(sentence(name, kind_of(tensor), " or ".join(map(str, shapes))))
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None = None) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None = None, grouped: bool = False) -> None:
     """Refuse q, k, v and a that do not belong together.
 
     Args:
         q: (B, L, H, d_qk).
         k, v, a: (B, n_steps, H, ...), of d_qk, d_v, and 1 or d_qk channels.
         n_steps: L if None.
+        grouped: v and a may have a multiple of H heads.
     """
     require_tensor("q", q)
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a)):
@@ -45,6 +46,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None
     if n_steps is not None:
         length = n_steps
     check_shape("k", k, (batch, length, heads, d_qk))
+    heads = v.shape[2] if grouped and heads and v.shape[2] % heads == 0 else heads
     check_shape("v", v, (batch, length, heads, v.shape[3]))
     check_shape("a", a, (batch, length, heads, 1), (batch, length, heads, d_qk))
 
