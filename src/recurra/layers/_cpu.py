@@ -128,6 +128,11 @@ def walk_features(q, k, less, peak, queries, keys, decay, batch, length, heads, 
                 store_part(queries + at, i, rest, _WIDE, exp(load_part(queries + at, i, rest, _WIDE) - most))
 
 
+def width_for(row: int) -> int:
+    """Return the floats in a vector for rows of this size: several registers, so that exponentials overlap."""
+    return _LONG if row % _LONG == 0 else WIDTH
+
+
 # A short convolution a channel on the CPU, with SiLU after it or not: one walk over time forward, and one for all
 # gradients, which computes the convolution again.
 # A job is a span of channels of one sequence. The few rows that meet in a step, the weights and the sums of their
@@ -197,12 +202,11 @@ def _shifted_back(  # type: ignore[no-untyped-def]
 
 
 @cache
-def shifted_kernels(number: str, known: int) -> KernelPair:
+def shifted_kernels(number: str, known: int, width: int) -> KernelPair:
     """Return the kernels of y_t = bias + sum_k weight_k x_{t - K + 1 + k}, or of SiLU(y_t), for x of this type.
 
-    `known` is K, whose loops are unrolled then, or 0 for any K; those of many weights have longer vectors.
+    `known` is K, whose loops are unrolled then, or 0 for any K; `width` the floats in a vector, as `width_for`.
     """
-    width = WIDTH if known else _LONG
     size, one, wide, floats = Lanes(number, 1).n_bytes, Lanes(number, 1), Lanes(number, width), Lanes("float32", width)
 
     def forward(x, state, weight, bias, y, silu, batch, length, taps, row, span):  # type: ignore[no-untyped-def]

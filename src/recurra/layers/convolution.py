@@ -251,13 +251,13 @@ def _known(weight: Tensor) -> int:
 def _forward(
     keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, dtype: torch.dtype
 ) -> tuple[tuple, tuple]:
-    from recurra.layers._cpu import shifted_kernels
+    from recurra.layers._cpu import shifted_kernels, width_for
 
     inputs = last_dim_contiguous(x.detach().resolve_neg())
     before, rows = state.detach().resolve_neg().contiguous(), weight.resolve_neg().contiguous()
     added = before.new_zeros(x.shape[2]) if bias is None else bias.detach().resolve_neg().contiguous()
     y, (sizes, work) = before.new_empty(x.shape), _sizes(x, weight)
-    shifted_kernels(NUMBERS[dtype], _known(weight)).forward(
+    shifted_kernels(NUMBERS[dtype], _known(weight), width_for(x.shape[2])).forward(
         describe(inputs), *addresses(before, rows, added, y), int(silu), *sizes, **work
     )
     return (y,), (x, state, weight, bias)
@@ -266,7 +266,7 @@ def _forward(
 def _backward(
     gradients: tuple, saved: tuple, needs: tuple, silu: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, ...]:
-    from recurra.layers._cpu import shifted_kernels
+    from recurra.layers._cpu import shifted_kernels, width_for
 
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved
@@ -281,7 +281,8 @@ def _backward(
     sums = state.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2] + 16)  # padded, as the kernel says
     rings = torch.empty_like(sums)
     places = addresses(before, rows, added, given, d_x, d_state, sums, rings)
-    shifted_kernels(NUMBERS[dtype], _known(weight)).backward(describe(inputs), *places, int(silu), *sizes, **work)
+    kernels = shifted_kernels(NUMBERS[dtype], _known(weight), width_for(x.shape[2]))
+    kernels.backward(describe(inputs), *places, int(silu), *sizes, **work)
     found = sums.sum(0)[:, : x.shape[2]]
     return d_x, d_state, found[:-1], None if bias is None else found[-1]
 

@@ -13,7 +13,6 @@ from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
-from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 from recurra.ops.scan.reference import stabilisers
 
@@ -93,8 +92,7 @@ class MLSTM(Mixer):
         m = stabilisers(log_f.detach().cumsum(1), log_i.detach(), state.m.detach())
         before = torch.cat([state.m[:, None], m], 1)[:, :-1]
         f, i = torch.exp(log_f + before - m)[..., None], torch.exp(log_i - m)[..., None]
-        with without_autocast(x):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(q * q.shape[-1] ** -0.5, i * k, functional.pad(v, (0, 1), value=1.0), f, state=state.h)
+        y, h = gate_loop(q * q.shape[-1] ** -0.5, i * k, functional.pad(v, (0, 1), value=1.0), f, state=state.h)
         y = y[..., :-1] / (torch.maximum(y[..., -1:].abs(), torch.exp(-m)[..., None]) + _EPSILON)
         y = functional.layer_norm(y, y.shape[-1:], eps=_EPSILON).flatten(-2) * self.norm_weight
         last = MLSTMState(h, m[:, -1].clone())

@@ -12,7 +12,6 @@ from recurra.layers.norms import at_least_float32
 from recurra.layers.positions import phases, rotate
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
-from recurra.ops._operator import without_autocast
 from recurra.ops.gate_loop.operator import gate_loop
 
 
@@ -70,10 +69,8 @@ class Retention(Mixer):
         angles = phases(positions, self.d_k)[..., None, :]
         k = mask_fill(rotate(k * self.d_k**-0.5, angles), mask, 0)
         h = self._turned_on(state.h, n_steps)
-        with without_autocast(x):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(
-                rotate(q, angles), k, v, mask_fill(self._gammas(v)[:, None].expand(*v.shape[:3], 1), mask, 1), state=h
-            )
+        decay = mask_fill(self._gammas(v)[:, None].expand(*v.shape[:3], 1), mask, 1)
+        y, h = gate_loop(rotate(q, angles), k, v, decay, state=h)
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
         y = (y.flatten(-2) * functional.silu(gate)).to(x.dtype)
         return self.output_projection(y), RetentionState(h)

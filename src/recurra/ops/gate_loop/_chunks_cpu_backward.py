@@ -160,7 +160,7 @@ def _weights_back(room, time):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _head_back(q_paired, k_plain, carry, dv, pitch, n, room, sizes, time, words):  # type: ignore[no-untyped-def]
+def _head_back(k_plain, h, carry, dv, pitch, n, room, sizes, time, words):  # type: ignore[no-untyped-def]
     """Write a chunk's dv of one head, and add to dQ and dK; v, dy, h and the decays have been read."""
     steps, p, r, word = width_of(time), sizes.p, sizes.r, numbers_in_word(words)
     _turn(room.v, steps, r, room.vt)
@@ -169,7 +169,7 @@ def _head_back(q_paired, k_plain, carry, dv, pitch, n, room, sizes, time, words)
     dyt_paired = _paired(room.dyt, room.v_words, r, steps, words)
     _product(v_plain, r // word, 1, dyt_paired, r // word, room.flow, steps, steps, 0, 0, 0, 0, words)
     _weights_back(room, time)
-    h_plain = _plain(room.h, room.free, p * r, words)
+    h_plain = _plain(h, room.free, p * r, words)
     _product_by_lanes(h_plain, r // word, dyt_paired, r // word, room.dqt, p, room.up, room.qt, room.of_q, time, words)
     c_plain = _plain(carry, room.free, p * r, words)
     vt_paired = _paired(room.vt, room.v_words, r, steps, words)
@@ -247,10 +247,10 @@ def _gate_gradients(room, time):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _write_gates_back(carry, da, s, start, n, head, room, sizes, time):  # type: ignore[no-untyped-def]
+def _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time):  # type: ignore[no-untyped-def]
     met = zeros(_short)
     for at in range(0, sizes.p * sizes.r, WIDTH):
-        met = multiply_add(load(room.h, at, _short), load(carry, at, _short), met)
+        met = multiply_add(load(h, at, _short), load(carry, at, _short), met)
     store(room.end, 0, _one, total(met))
     _gate_gradients(room, time)
     for t in range(n):
@@ -288,11 +288,14 @@ def backward_kernel(number: str, steps: int) -> Kernel:
                         _gather(v, s, start, n, head, d_v, room.v, sizes.r, steps)
                         _gather(dy, s, start, n, head, d_v, room.dy, sizes.r, steps)
                         _decays(a, s, start, n, head, room.gates, room.up, room.after, steps)
-                        _move(kept + _FLOAT * ((first + i) * n_chunks + m) * dense, d_v, room.h, sizes.r, d_qk, d_v)
+                        h = kept + _FLOAT * ((first + i) * n_chunks + m) * dense
+                        if dense != of_state:
+                            _move(h, d_v, room.h, sizes.r, d_qk, d_v)
+                            h = room.h
                         place = _row(dv, s, start, head)
-                        bad = bad + _head_back(q_paired, k_plain, carry, place, dv[2], n, room, sizes, time, words)
+                        bad = bad + _head_back(k_plain, h, carry, place, dv[2], n, room, sizes, time, words)
                         if da[0] != 0:
-                            _write_gates_back(carry, da, s, start, n, head, room, sizes, time)
+                            _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time)
                         _carry_back(q_paired, carry, room, sizes, time, words)
                     bad = bad + _write_keys_back(
                         q_paired, k_paired, dq, dk, s, start, n, group, room, sizes, time, words

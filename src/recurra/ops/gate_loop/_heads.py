@@ -15,7 +15,6 @@ _WIDTH = 16  # floats in a vector of the kernels
 _BLOCKS = (1, 2, 4)
 """Possible numbers of vectors in a block. What a step keeps for each of them has to fit into 32 registers, and kernels
 of 3 took twice to four times as long: LLVM knows no such vectors."""
-_LEAST_STATE = 1024  # numbers in a state from which products of chunks are faster than steps, backward or in bfloat16
 _EVERY, _LARGE_STATE = 32, 8192
 """Steps between two states that the forward pass keeps, twice as many if a state has more than this many floats: the
 kept states then take less memory than v does twice, and those between them, in the backward pass, fit the cache."""
@@ -107,20 +106,21 @@ def _allocate(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
 
 
 _SIDE = 32  # channels, to a multiple of which the kernels of chunks pad heads
+_LEAST_STATE = {"float32": 8192, "bfloat16": 4096}  # numbers in a state (measured)
 
 
-def _words(q: Tensor, v: Tensor, a: Tensor, rounded: bool, smallest: int) -> str:
+def _words(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> str:
     """Return the type of the factors if products of chunks are faster than single steps, "" if not.
 
-    They are from `smallest` numbers in a state on: steps take 3 operations for each of them forward and 8 backward, and
-    chunks 2 and 4, or half as many in bfloat16, and more for scores and copies.
+    For each number of a state, steps take 3 operations forward and 8 backward, and chunks 2 and 4, or half as many in
+    bfloat16; and more for scores, for padded heads and for copies.
     """
     if q.dtype != torch.float32 or a.shape[3] > 1 or q.shape[1] < _EVERY:
         return ""
     from recurra.ops._toolkit.words import multiplies_bfloat16
 
     number = "bfloat16" if rounded and multiplies_bfloat16() else "float32"
-    return number if q.shape[3] * v.shape[3] >= (_LEAST_STATE if number == "bfloat16" else smallest) else ""
+    return number if q.shape[3] * v.shape[3] >= _LEAST_STATE[number] else ""
 
 
 def _run_chunks(kernel, count, number, q, k, v, a, before, after):  # type: ignore[no-untyped-def]
@@ -152,7 +152,7 @@ def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-
         return
     q, k, v, a = (last_dim_contiguous(x) for x in (q, k, v, a))
     state = state.contiguous()
-    if number := _words(q, v, a, rounded, _LARGE_STATE):
+    if number := _words(q, v, a, rounded):
         from recurra.ops.gate_loop._chunks_cpu import forward_floats
         from recurra.ops.gate_loop._chunks_cpu import forward_kernel as of_chunks
 
@@ -196,7 +196,7 @@ def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates, rounded):  # typ
     dy = v.new_zeros((1, 1, 1, v.shape[3])).expand(v.shape) if dy is None else dy
     dy, q, k, v, a = (last_dim_contiguous(x) for x in (dy, q, k, v, a))
     kept = kept.contiguous()
-    if number := _words(q, v, a, rounded, _LEAST_STATE):
+    if number := _words(q, v, a, rounded):
         from recurra.ops.gate_loop._chunks_cpu_backward import backward_floats
         from recurra.ops.gate_loop._chunks_cpu_backward import backward_kernel as of_chunks
 
