@@ -283,6 +283,12 @@ def _head_forward(q_plain, k_paired, h, y, pitch, n, room, sizes, time, words): 
     return _move(room.y, r, y, pitch, n, sizes.d_v)
 
 
+@compile_inline
+def words_size(is_dense, words):  # type: ignore[no-untyped-def]
+    """Return the bytes of a number in the kept states: those without padding are kept as plain words."""
+    return _FLOAT // numbers_in_word(words) if is_dense else _FLOAT
+
+
 @cache
 def forward_kernel(number: str, steps: int) -> Kernel:
     """Return the kernel for words of this type and chunks of this many steps; it compiles when first called.
@@ -294,6 +300,7 @@ def forward_kernel(number: str, steps: int) -> Kernel:
     def forward(q, k, v, a, state, y, last, kept, found, scratch, sizes):  # type: ignore[no-untyped-def]
         heads, of_group, n_chunks = sizes.heads, sizes.heads // sizes.groups, (sizes.length + steps - 1) // steps
         d_qk, d_v, of_state, dense = sizes.d_qk, sizes.d_v, sizes.p * sizes.r, sizes.d_qk * sizes.d_v
+        size = words_size(dense == of_state, words)
         for worker in prange(sizes.workers):
             states = scratch + _FLOAT * worker * sizes.share
             room = _forward_room(states + _FLOAT * of_group * of_state, steps, sizes.p, sizes.r)
@@ -311,7 +318,11 @@ def forward_kernel(number: str, steps: int) -> Kernel:
                     for i in range(of_group):
                         head, h = group * of_group + i, states + _FLOAT * i * of_state
                         if kept != 0:
-                            _move(h, sizes.r, kept + _FLOAT * ((first + i) * n_chunks + m) * dense, d_v, d_qk, d_v)
+                            to = kept + size * ((first + i) * n_chunks + m) * dense
+                            if size == _FLOAT:
+                                _move(h, sizes.r, to, d_v, d_qk, d_v)
+                            else:
+                                _plain(h, to, dense, words)
                         _gather(v, s, start, n, head, d_v, room.v, sizes.r, steps)
                         _decays(a, s, start, n, head, room.gates, room.up, room.after, steps)
                         place = _row(y, s, start, head)

@@ -19,13 +19,14 @@ from recurra.ops._toolkit.vectors import (
     width_of,
     zeros,
 )
-from recurra.ops._toolkit.words import divided, is_below, lanes_from, numbers_in_word
+from recurra.ops._toolkit.words import divided, dot_words, is_below, lanes_from, numbers_in_word
 from recurra.ops.gate_loop._chunks_cpu import (
     _FLOAT,
     _decays,
     _fill,
     _gather,
     _identity,
+    _long,
     _move,
     _one,
     _paired,
@@ -36,6 +37,7 @@ from recurra.ops.gate_loop._chunks_cpu import (
     _short,
     _tile,
     _turn,
+    words_size,
 )
 
 _ALMOST_ZERO = 1e-12  # transitions below are not divided by; above, their products with another are not subnormal
@@ -74,6 +76,7 @@ class _Backward(NamedTuple):
     one: int
     end: int
     h: int
+    h_words: int
     q_words: int
     k_words: int
     k_plain: int
@@ -83,7 +86,7 @@ class _Backward(NamedTuple):
 
 def backward_floats(steps: int, p: int, r: int, heads: int) -> int:
     """Count the floats of a worker's memory for this many heads of a group."""
-    words = (3 * steps * p + 2 * steps * r + max(p * r, steps * max(p, r, steps))) // 2
+    words = (p * r + 3 * steps * p + 2 * steps * r + max(p * r, steps * max(p, r, steps))) // 2
     return (heads + 1) * p * r + steps * (6 * p + 5 * r + 5 * steps + 5 + WIDTH) + 2 * WIDTH + words
 
 
@@ -95,14 +98,15 @@ def _backward_room(start, steps, p, r):  # type: ignore[no-untyped-def]
     gates = scores + 5 * square
     one = gates + (5 + WIDTH) * row
     h = one + 2 * _FLOAT * WIDTH
-    words = h + _FLOAT * p * r
+    h_words = h + _FLOAT * p * r
+    words = h_words + _FLOAT * p * r // 2
     v_words = words + 3 * wide // 2
     return _Backward(
         start, start + wide, start + 2 * wide, start + 3 * wide, start + 4 * wide, start + 5 * wide,
         v, v + high, v + 2 * high, v + 3 * high, v + 4 * high,
         scores, scores + square, scores + 2 * square, scores + 3 * square, scores + 4 * square,
         gates, gates + row, gates + 2 * row, gates + 3 * row, gates + 4 * row, gates + 5 * row,
-        one, one + _FLOAT * WIDTH, h, words, words + wide // 2, words + wide, v_words, v_words + high,
+        one, one + _FLOAT * WIDTH, h, h_words, words, words + wide // 2, words + wide, v_words, v_words + high,
     )  # fmt: skip
 
 
@@ -169,8 +173,7 @@ def _head_back(k_plain, h, carry, dv, pitch, n, room, sizes, time, words):  # ty
     dyt_paired = _paired(room.dyt, room.v_words, r, steps, words)
     _product(v_plain, r // word, 1, dyt_paired, r // word, room.flow, steps, steps, 0, 0, 0, 0, words)
     _weights_back(room, time)
-    h_plain = _plain(h, room.free, p * r, words)
-    _product_by_lanes(h_plain, r // word, dyt_paired, r // word, room.dqt, p, room.up, room.qt, room.of_q, time, words)
+    _product_by_lanes(h, r // word, dyt_paired, r // word, room.dqt, p, room.up, room.qt, room.of_q, time, words)
     c_plain = _plain(carry, room.free, p * r, words)
     vt_paired = _paired(room.vt, room.v_words, r, steps, words)
     _product_by_lanes(
@@ -247,11 +250,12 @@ def _gate_gradients(room, time):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time):  # type: ignore[no-untyped-def]
-    met = zeros(_short)
-    for at in range(0, sizes.p * sizes.r, WIDTH):
-        met = multiply_add(load(h, at, _short), load(carry, at, _short), met)
-    store(room.end, 0, _one, total(met))
+def _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time, words):  # type: ignore[no-untyped-def]
+    n_words, met = sizes.p * sizes.r // numbers_in_word(words), zeros(_long)
+    c_plain = _plain(carry, room.free, sizes.p * sizes.r, words)
+    for at in range(0, n_words, width_of(_long)):
+        met = dot_words(load(h, at, _long), load(c_plain, at, _long), met, words)
+    store(room.end, 0, _one, total(folded(met)))
     _gate_gradients(room, time)
     for t in range(n):
         store(_row(da, s, start + t, head), 0, _one, load(room.sums, t, _one))
@@ -267,6 +271,7 @@ def backward_kernel(number: str, steps: int) -> Kernel:
     ):
         heads, of_group, n_chunks = sizes.heads, sizes.heads // sizes.groups, (sizes.length + steps - 1) // steps
         d_qk, d_v, of_state, dense = sizes.d_qk, sizes.d_v, sizes.p * sizes.r, sizes.d_qk * sizes.d_v
+        size = words_size(dense == of_state, words)
         for worker in prange(sizes.workers):
             carries = scratch + _FLOAT * worker * sizes.share
             room = _backward_room(carries + _FLOAT * of_group * of_state, steps, sizes.p, sizes.r)
@@ -288,14 +293,14 @@ def backward_kernel(number: str, steps: int) -> Kernel:
                         _gather(v, s, start, n, head, d_v, room.v, sizes.r, steps)
                         _gather(dy, s, start, n, head, d_v, room.dy, sizes.r, steps)
                         _decays(a, s, start, n, head, room.gates, room.up, room.after, steps)
-                        h = kept + _FLOAT * ((first + i) * n_chunks + m) * dense
+                        h = kept + size * ((first + i) * n_chunks + m) * dense
                         if dense != of_state:
                             _move(h, d_v, room.h, sizes.r, d_qk, d_v)
-                            h = room.h
+                            h = _plain(room.h, room.h_words, of_state, words)
                         place = _row(dv, s, start, head)
                         bad = bad + _head_back(k_plain, h, carry, place, dv[2], n, room, sizes, time, words)
                         if da[0] != 0:
-                            _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time)
+                            _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time, words)
                         _carry_back(q_paired, carry, room, sizes, time, words)
                     bad = bad + _write_keys_back(
                         q_paired, k_paired, dq, dk, s, start, n, group, room, sizes, time, words

@@ -101,21 +101,32 @@ def _check(q, k, v, a, state=None, keep=False, rounded=False):  # type: ignore[n
 
 
 def _allocate(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
-    kept = in_huge_pages(state.new_empty(*(_kept_shape(q, v) if keep else (0,))))
-    return empty_result(v), state.new_empty(*state.shape), kept
+    kept = state.new_empty(*(_kept_shape(q, v) if keep else (0,)), dtype=_kept_dtype(q, v, a, rounded))
+    return empty_result(v), state.new_empty(*state.shape), in_huge_pages(kept)
 
 
 _SIDE = 32  # channels, to a multiple of which the kernels of chunks pad heads
 _LEAST_STATE = {"float32": 8192, "bfloat16": 4096}  # numbers in a state (measured)
 
 
+def _kept_dtype(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> torch.dtype:
+    """The type of kept states, whatever the number of steps: bfloat16 if the kernels of chunks keep factors."""
+    is_padded = q.shape[3] % _SIDE or v.shape[3] % _SIDE
+    return torch.bfloat16 if _factors(q, v, a, rounded) == "bfloat16" and not is_padded else q.dtype
+
+
 def _words(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> str:
-    """Return the type of the factors if products of chunks are faster than single steps, "" if not.
+    """Return the type of the factors if products of chunks are faster than single steps, "" if not."""
+    return _factors(q, v, a, rounded) if q.shape[1] >= _EVERY else ""
+
+
+def _factors(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> str:
+    """Return the same for any number of steps from a chunk on.
 
     For each number of a state, steps take 3 operations forward and 8 backward, and chunks 2 and 4, or half as many in
     bfloat16; and more for scores, for padded heads and for copies.
     """
-    if q.dtype != torch.float32 or a.shape[3] > 1 or q.shape[1] < _EVERY:
+    if q.dtype != torch.float32 or a.shape[3] > 1:
         return ""
     from recurra.ops._toolkit.words import multiplies_bfloat16
 
@@ -164,18 +175,21 @@ def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-
         return
     from recurra.ops.gate_loop._heads_cpu import forward_kernel
 
+    exact = kept if kept.dtype == q.dtype else q.new_empty(kept.shape)
     sizes, vectors = _sizes(q, v, a), _vectors(v.shape[3] * _floats(v))
     scratch = _scratch(q, sizes[-1] * q.shape[3] * vectors * _WIDTH)
     forward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
         *map(_describe, (q, k, v, a)), state.data_ptr(), _describe(y), last.data_ptr(),
-        kept.data_ptr() if keep else 0, scratch.data_ptr(), *sizes,
+        exact.data_ptr() if keep else 0, scratch.data_ptr(), *sizes,
         jobs=sizes[-1], work=q.shape[1] * state.numel(),
     )  # fmt: skip
+    if exact is not kept:
+        kept.copy_(exact)
 
 
 def _check_back(dy, dlast, q, k, v, a, kept, with_gates, rounded):  # type: ignore[no-untyped-def]
     _check(q, k, v, a)
-    require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
+    require_layout("kept", kept, _kept_shape(q, v), _kept_dtype(q, v, a, rounded), q.device)
     if dy is not None:
         require_layout("dy", dy, v.shape, q.dtype, q.device)
     if dlast is not None:
@@ -213,6 +227,7 @@ def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates, rounded):  # typ
         return
     from recurra.ops.gate_loop import _heads_cpu as heads_kernels
 
+    kept = kept.to(q.dtype)
     sizes, vectors = _sizes(q, v, a), _vectors(q.shape[3] * _floats(q))
     choice = heads_kernels.backward_kernel if with_gates else heads_kernels.backward_kernel_without_gates
     tiles = sizes[-2] + 2 if with_gates else 1  # the states of a chunk and the carry, or either in its turn
