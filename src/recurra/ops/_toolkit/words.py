@@ -58,11 +58,12 @@ def dot_words(typing_context: Any, x: Any, y: Any, z: Any, words: Any) -> Any:
         numbers, parts = ir.VectorType(_bfloat, 2 * WIDTH), []
         for i in range(0, z.width, WIDTH):
             x_i, y_i, z_i = (_shuffled(builder, value, value, list(range(i, i + WIDTH))) for value in args[:3])
-            pairs = [builder.bitcast(value, numbers) for value in (x_i, y_i)]
-            parts.append(call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", z_i.type, z_i, *pairs))
+            factors = [builder.bitcast(value, numbers) for value in (x_i, y_i)]
+            parts.append(call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", z_i.type, z_i, *factors))
         while len(parts) > 1:
             size = 2 * parts[0].type.count
-            parts = [_shuffled(builder, *parts[i : i + 2], list(range(size))) for i in range(0, len(parts), 2)]
+            pairs = zip(parts[::2], parts[1::2])
+            parts = [_shuffled(builder, low, high, list(range(size))) for low, high in pairs]
         return parts[0]
 
     return z(x, y, z, words), generate
@@ -85,8 +86,8 @@ def word_of_rows(typing_context: Any, x: Any, y: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         order = [lane // 2 + lane % 2 * x.width for lane in range(2 * x.width)]
-        both = _shuffled(builder, *(_rounded(builder, value) for value in args), order)
-        return builder.bitcast(both, x.ir)
+        low, high = (_rounded(builder, value) for value in args)
+        return builder.bitcast(_shuffled(builder, low, high, order), x.ir)
 
     return x(x, y), generate
 
