@@ -44,7 +44,7 @@ def with_gates_of_almost_zero(inputs):
 
 @pytest.fixture
 def in_chunks(monkeypatch):
-    """Take the kernels for chunks for small states too, and fail if the caller falls back to single steps."""
+    """Take the kernels for chunks for small states too, and fail if they report results that are not finite."""
 
     def choose(number):
         monkeypatch.setattr(heads, "_factors", lambda *_: number)

@@ -163,7 +163,8 @@ def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-
         return
     q, k, v, a = (last_dim_contiguous(x) for x in (q, k, v, a))
     state = state.contiguous()
-    if number := _words(q, v, a, rounded):
+    number = _words(q, v, a, rounded)
+    if number == "bfloat16" or (number and q.shape[2] < v.shape[2]):  # without shared scores, steps are as fast
         from recurra.ops.gate_loop._chunks_cpu import forward_floats
         from recurra.ops.gate_loop._chunks_cpu import forward_kernel as of_chunks
 
