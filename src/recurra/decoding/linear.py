@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, UInt8
@@ -13,7 +13,9 @@ from recurra._choices import DTYPES, Numbers
 from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
 from recurra.layers.feed_forward import TiedLinear
+from recurra.mixers.gru import GRU, GRUState
 from recurra.ops._operator import Operator, usable_threads
+from recurra.ops.cells.gru import gru_after_products
 
 # --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---
 #
@@ -241,15 +243,51 @@ _PACK: dict[str, Callable[[Tensor], Tensor]] = {
     "int8": _to_quads,
     "int4": _to_int4,
 }
+
+
+class _GRUProducts(nn.Module):
+    """The two products of a `torch.nn.GRUCell`, packed, under the names that the cell has for its weights."""
+
+    def __init__(self, cell: nn.GRUCell, dtype: str) -> None:
+        super().__init__()
+        self.of_x = DecodingLinear(_linear(cell.weight_ih, cell.bias_ih), dtype)
+        self.of_h = DecodingLinear(_linear(cell.weight_hh, cell.bias_hh), dtype)
+
+    weight_ih, bias_ih = property(lambda self: self.of_x.weight), property(lambda self: self.of_x.bias)
+    weight_hh, bias_hh = property(lambda self: self.of_h.weight), property(lambda self: self.of_h.bias)
+
+
+class _PackedGRU(GRU):
+    """The mixer "gru" with packed products: that with the state, too, in every step of a sequence of any length."""
+
+    cell: Any
+
+    def __init__(self, mixer: GRU, dtype: str) -> None:
+        with torch.device("meta"):  # the cell is replaced
+            super().__init__(mixer.d_model)
+        self.cell = _GRUProducts(mixer.cell, dtype)
+
+    def mix(self, x: Tensor, state: GRUState, mask: None) -> tuple[Tensor, GRUState]:
+        y, last = gru_after_products(self.cell.of_x(x), state.h, self.cell.of_h)
+        return y, GRUState(last)
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    linear.weight, linear.bias = nn.Parameter(weight.detach(), False), nn.Parameter(bias.detach(), False)
+    return linear
+
+
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
-    The copy takes the same arguments and has the same states. Everything that is not an `nn.Linear` (embeddings, norms,
-    recurrent cells, implicit filters, the clusters of an adaptive softmax) stays float32 and shares its memory with the
-    model. A head that is the embedding is packed too.
+    The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
+    both products of the mixer "gru", with x and with the state. Everything else (embeddings, norms, the recurrent
+    weights of sLSTM and of CRT's cells, implicit filters, the clusters of an adaptive softmax) stays float32 and shares
+    its memory with the model.
 
     Args:
         model: a float32 model on the CPU.
@@ -270,6 +308,8 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
         for name, child in parent.named_children():
             if type(child) is nn.Linear or type(child) is TiedLinear:
                 setattr(parent, name, DecodingLinear(child, dtype))
+            elif type(child) is GRU and dtype != "float32":  # which has kernels for float32
+                setattr(parent, name, _PackedGRU(child, dtype))
     return twin.eval()
 
 

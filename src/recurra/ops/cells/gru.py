@@ -2,6 +2,7 @@
 after the product.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -46,10 +47,18 @@ def gru_after_reference(
     projected: Float[Tensor, "B L gates"], h: Float[Tensor, "B H"], weights: HiddenWeights
 ) -> _States:
     """Take the same steps in plain operators, in the precision of `h`."""
-    states, (weight, bias) = [], (w.to(h.dtype) for w in weights)
-    for step in projected.to(h.dtype).unbind(1):
+    weight, bias = (w.to(h.dtype) for w in weights)
+    return gru_after_products(projected.to(h.dtype), h, lambda h: functional.linear(h, weight, bias))
+
+
+def gru_after_products(
+    projected: Float[Tensor, "B L gates"], h: Float[Tensor, "B H"], multiply: Callable[[Tensor], Tensor]
+) -> _States:
+    """Take the same steps with `multiply` (B, H) -> (B, gates) for the product with the state."""
+    states = []
+    for step in projected.unbind(1):
         r_x, u_x, c_x = step.chunk(3, -1)
-        r_h, u_h, c_h = functional.linear(h, weight, bias).chunk(3, -1)
+        r_h, u_h, c_h = multiply(h).chunk(3, -1)
         candidate = torch.tanh(c_x + torch.sigmoid(r_x + r_h) * c_h)
         h = candidate + torch.sigmoid(u_x + u_h) * (h - candidate)
         states.append(h)
