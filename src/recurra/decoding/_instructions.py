@@ -30,6 +30,8 @@ FUNCTIONS = (
     *("exp", "sin", "cos", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "softplus", "expm1"),
 )
 """What a MAP computes; its number is the place in this list. Functions of one argument ignore b."""
+LIGHT = FUNCTIONS[: FUNCTIONS.index("sqrt") + 1]
+"""Those that take a fifth of the time of the others."""
 
 OPERANDS, DIMENSIONS = 8, 4
 OUT, A, B, C, D, E, F, G = range(OPERANDS)

@@ -10,8 +10,8 @@ from numba import prange
 
 from recurra.decoding._instructions import (
     BASES,
-    FUNCTIONS,
     KIND,
+    LIGHT,
     LINEAR,
     LOOK_UP,
     MAP,
@@ -51,10 +51,9 @@ from recurra.ops._toolkit.vectors import (
 
 _SPLIT_FROM = 16_384
 """Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
-_LIGHT = FUNCTIONS.index("sqrt")  # this function and those before it take a fifth of the time of the others
 
 _AHEAD = 8 * WIDTH  # channels: how far ahead the modes of a selective scan are fetched, each row by itself
-_FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
+_FLOATS, _ONE, _FOUR = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", 4 * WIDTH)
 
 
 @compile_inline
@@ -74,6 +73,16 @@ def _take(address, stride):  # type: ignore[no-untyped-def]
     if stride == 4:
         return load(address, 0, _FLOATS)
     return gather(address, stride, _FLOATS)
+
+
+@compile_function
+def _light_stretch(function, out, a, b, n):  # type: ignore[no-untyped-def]
+    """Fill four registers at a time, as choosing the function takes longer than computing it; return how many."""
+    i = 0
+    while i + 4 * WIDTH <= n:
+        store(out, i, _FOUR, apply(function, load(a, i, _FOUR), load(b, i, _FOUR)))
+        i += 4 * WIDTH
+    return i
 
 
 @compile_inline
@@ -117,15 +126,18 @@ def _map(row, bases, turn, job, jobs):  # type: ignore[no-untyped-def]
     first_3, last_3 = _share(word(sizes, 3), 1, split == 3, job, jobs)
     out, a = out + first_0 * word(out_by, 0), a + first_0 * word(a_by, 0)
     b += first_0 * word(b_by, 0)
+    is_light = function < len(LIGHT) and word(out_by, 0) == 4 and word(a_by, 0) == 4 and word(b_by, 0) == 4
     for i in range(first_3, last_3):
         out_1, a_1, b_1 = out + i * word(out_by, 3), a + i * word(a_by, 3), b + i * word(b_by, 3)
         for j in range(first_2, last_2):
             out_2, a_2, b_2 = out_1 + j * word(out_by, 2), a_1 + j * word(a_by, 2), b_1 + j * word(b_by, 2)
             for k in range(first_1, last_1):
-                _stretch(
-                    *(function, out_2 + k * word(out_by, 1), a_2 + k * word(a_by, 1), b_2 + k * word(b_by, 1)),
-                    *(last_0 - first_0, word(out_by, 0), word(a_by, 0), word(b_by, 0)),
-                )
+                out_3, a_3, b_3 = out_2 + k * word(out_by, 1), a_2 + k * word(a_by, 1), b_2 + k * word(b_by, 1)
+                count = last_0 - first_0
+                if is_light:
+                    done = _light_stretch(function, out_3, a_3, b_3, count)
+                    out_3, a_3, b_3, count = out_3 + 4 * done, a_3 + 4 * done, b_3 + 4 * done, count - done
+                _stretch(function, out_3, a_3, b_3, count, word(out_by, 0), word(a_by, 0), word(b_by, 0))
 
 
 @compile_function
@@ -217,7 +229,7 @@ def _work_of(row):  # type: ignore[no-untyped-def]
     if word(row, OPCODE) == LINEAR:
         return word(row, SIZES + 1) * word(row, SIZES + 2)
     numbers = word(row, SIZES) * word(row, SIZES + 1) * word(row, SIZES + 2) * word(row, SIZES + 3)
-    is_light = word(row, OPCODE) != SELECT and (word(row, OPCODE) != MAP or word(row, KIND) <= _LIGHT)
+    is_light = word(row, OPCODE) != SELECT and (word(row, OPCODE) != MAP or word(row, KIND) < len(LIGHT))
     return numbers if is_light else 5 * numbers
 
 

@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from recurra.decoding._instructions import FUNCTIONS
+from recurra.decoding._instructions import FUNCTIONS, LIGHT
 from recurra.decoding._products import (
     GROUP_SUMS,
     QUAD_BYTES,
@@ -36,7 +36,10 @@ from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, mult
 
 @intrinsic
 def apply(typing_context: Any, code: Any, x: Any, y: Any) -> Any:
-    """Give function number `code` (see `instructions.FUNCTIONS`) of float32 vectors x and, if it takes two, y."""
+    """Give function number `code` (see `instructions.FUNCTIONS`) of float32 vectors x and, if it takes two, y.
+
+    Vectors longer than a register are for light functions only: the others need the registers themselves.
+    """
     if not (isinstance(x, Vector) and x == y and not x.is_double and not x.is_complex):
         return None
 
@@ -44,7 +47,7 @@ def apply(typing_context: Any, code: Any, x: Any, y: Any) -> Any:
         end, unknown = builder.append_basic_block("applied"), builder.append_basic_block("unknown")
         switch = builder.switch(args[0], unknown)
         results = []
-        for number, name in enumerate(FUNCTIONS):
+        for number, name in enumerate(FUNCTIONS if x.width <= WIDTH else LIGHT):
             block = builder.append_basic_block(name)
             switch.add_case(ir.Constant(args[0].type, number), block)
             builder.position_at_end(block)
