@@ -12,7 +12,7 @@ import torch
 import recurra
 from fuzz_case import TOLERANCES, Case, wide
 from recurra.decoding._products import rounded
-from recurra.decoding.linear import _decoding_linear, _from_int4, _to_int4, _to_panels, _to_quads
+from recurra.decoding.linear import _decoding_linear, _from_int4, _to_int4, _to_sets
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.ops.cells.gru import GRUCell
 from recurra.ops.cells.orthogonal import NCGRUCell
@@ -245,8 +245,7 @@ def of_decoding(seed, number):
         dense = _from_int4(laid_out, n_out, n_in)
     else:
         dense = dense.to(number)
-        forms = {torch.float32: torch.clone, torch.int8: _to_quads}
-        laid_out = forms.get(number, _to_panels)(dense)
+        laid_out = dense.clone() if number == torch.float32 else _to_sets(dense, 4 // number.itemsize)
     weight = torch.full((laid_out.numel() + 64,), 100, dtype=number)[32 : 32 + laid_out.numel()].view(laid_out.shape)
     weight.copy_(laid_out)
     given = {"x": case.tensor("x", (case.size("rows", 9), n_in)), "weight": weight}
@@ -262,7 +261,7 @@ def of_decoding(seed, number):
     if wrong != "right":
         return case.refused(lambda: _decoding_linear(*given.values()))
     case.say()
-    x = given["x"] if number.is_floating_point else rounded(given["x"])
+    x = given["x"].to(number) if number.is_floating_point else rounded(given["x"])
     exact = wide(x) @ dense.double().t() * given["scale"].double() + given["bias"].double()
     return case.near("y", _decoding_linear(*given.values()), exact, 1e-4)
 

@@ -1,4 +1,4 @@
-"""Products of whole numbers with the instructions of other machines: the numbers of this one."""
+"""Products of rounded numbers with the instructions of other machines: the numbers of this one."""
 
 import pytest
 import torch
@@ -16,14 +16,19 @@ _PROGRAM = """
 import sys
 import torch
 from recurra.decoding.linear import PANEL, QUAD
-from recurra.decoding._products import _PER_PRODUCT, RECORD, round_inputs
-from recurra.decoding._tiles import int4_one, int8_two
+from recurra.decoding._products import _HAS_PAIRS, _PER_PRODUCT, PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
+from recurra.decoding._tiles import bfloat16_two, int4_one, int8_two
 from recurra.ops._toolkit.launch import compile_function
 
 @compile_function
 def int8(w, x, n_in, records, sums):
     round_inputs(x, n_in, 2, records)
     int8_two(w, records, RECORD, sums, (n_in + 3) // 4, w)
+
+@compile_function
+def bfloat16(w, x, n_in, records, sums):
+    round_to_pairs(x, n_in, 2, records)
+    bfloat16_two(w, records, PAIRS_RECORD, sums, (n_in + 1) // 2, w)
 
 @compile_function
 def int4(w, x, n_in, records, sums):
@@ -33,18 +38,20 @@ def int4(w, x, n_in, records, sums):
 
 cases, results = torch.load(sys.argv[1]), []
 for dtype, stored, scale, bias, x in cases:
-    sums, records = torch.zeros(2, PANEL), torch.zeros(2 * RECORD, dtype=torch.uint8)
-    kernel = int8 if dtype == "int8" else int4
+    sums, records = torch.zeros(2, PANEL), torch.zeros(2 * max(RECORD, PAIRS_RECORD), dtype=torch.uint8)
+    kernel = {"bfloat16": bfloat16, "int8": int8, "int4": int4}[dtype]
     kernel(stored.data_ptr(), x.data_ptr(), x.shape[1], records.data_ptr(), sums.data_ptr())
     results.append(sums[:, : len(scale)] * scale + bias)
-torch.save((_PER_PRODUCT, results), sys.argv[2])
+torch.save((_PER_PRODUCT, _HAS_PAIRS, results), sys.argv[2])
 """
 
 
 @pytest.mark.parametrize("machine", OTHERS)
 def test_other_instructions_give_the_same(machine, tmp_path):
     name, features = OTHERS[machine]
-    layers = [DecodingLinear(nn.Linear(n, 33), dtype) for dtype in ("int8", "int4") for n in (5, BLOCK - 3, BLOCK)]
+    layers = [
+        DecodingLinear(nn.Linear(n, 33), dtype) for dtype in ("bfloat16", "int8", "int4") for n in (5, BLOCK - 3, BLOCK)
+    ]
     given = [(layer, torch.randn(2, layer.in_features)) for layer in layers]
     torch.save([(layer.dtype, layer.stored, layer.scale, layer.bias, x) for layer, x in given], tmp_path / "cases")
     (tmp_path / "program.py").write_text(_PROGRAM)  # kernels are cached by the file that they are in
@@ -53,8 +60,10 @@ def test_other_instructions_give_the_same(machine, tmp_path):
     if "unknown" in told.stderr or told.status == -4:
         pytest.skip(f"this processor cannot run the code of {name}")
     assert told.status == 0, told.said
-    per_product, results = torch.load(tmp_path / "results")
+    per_product, has_pairs, results = torch.load(tmp_path / "results")
+    assert not has_pairs
     assert per_product == (8 if "avxvnni" in features else 0)
     for (layer, x), y in zip(given, results, strict=True):
         with torch.no_grad():
-            torch.testing.assert_close(y, layer(x), rtol=1e-6, atol=1e-6)
+            error = 1e-5 if layer.dtype == "bfloat16" else 1e-6  # pairs are added in another order
+            torch.testing.assert_close(y, layer(x), rtol=error, atol=error)

@@ -61,7 +61,7 @@ def assert_near(mine, right, tolerance=5e-6):
 
 def tolerance_of(numbers):
     """An input between two codes can be rounded to either, and moves what follows."""
-    return 0.1 if numbers in ("int8", "int4") else 5e-6
+    return {"float32": 5e-6, "bfloat16": 0.02}.get(numbers, 0.1)
 
 
 def count_model_calls(compiled):

@@ -21,6 +21,8 @@ def _no_gradients():
 
 def kept_inputs(layer, x):
     """What a layer multiplies instead of x."""
+    if layer.dtype == "bfloat16":
+        return x.bfloat16().float()
     return rounded(x) if layer.rounds_inputs else x
 
 

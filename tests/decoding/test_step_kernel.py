@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.decoding.test_linear import by_torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recurra.decoding._products import rounded
 from recurra.decoding._program import StepProgram, _LoweredStep
 from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.memory import StepMemory, StepNotCompiled
@@ -102,9 +102,7 @@ def test_matrices_of_odd_sizes(numbers, threads):
         memory.linear(out, x, layer.stored, layer.scale, layer.bias)
         y = torch.randn_like(x)
         (result,) = run(memory, [x], [out], again=[y])
-        kept = rounded(y) if numbers.startswith("int") else y
-        expected = nn.functional.linear(kept.double(), layer.weight.double(), layer.bias.double())
-        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=3e-6)
+        torch.testing.assert_close(result.double(), by_torch(layer, y), rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("shape", [(20_011,), (3, 7001), (2, 3, 5, 700)])

@@ -14,27 +14,27 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from recurra.decoding._instructions import KINDS
-from recurra.decoding._products import BLOCK, RECORD, round_inputs
+from recurra.decoding._products import BLOCK, PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
 from recurra.decoding._tiles import (
-    BFLOAT16_1,
-    BFLOAT16_2,
-    BFLOAT16_6,
-    first_tile,
+    bfloat16_four,
+    bfloat16_one,
+    bfloat16_six,
+    bfloat16_six_of_many,
+    bfloat16_two,
     has_wide_registers,
     int4_four,
     int4_four_more,
     int4_one,
+    int4_six,
+    int4_six_more,
     int4_two,
     int8_four,
     int8_one,
     int8_six,
     int8_six_of_many,
     int8_two,
-    one,
-    other_tiles,
-    tiles_of,
 )
-from recurra.decoding.linear import GROUP, GROUP_BYTES, PANEL, QUAD
+from recurra.decoding.linear import GROUP, GROUP_BYTES, PAIR, PANEL, QUAD
 from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, store, total, zeros
 
@@ -97,10 +97,9 @@ by_three, by_two, rest_by_three, rest_by_two = _tile(3), _tile(2), _tile(3, True
 # One step of a model uses each weight once for every row of a batch, so with few rows the time is that of reading the
 # weights, and they are read once for all rows. A thread takes neighbouring outputs from end to end.
 #
-# All but float32 weights lie in panels (see `linear`), which are multiplied in blocks of 128 inputs. bfloat16 is
-# widened to float32 in registers (see `tiles`); with three tiles of vectors or more, the first keeps the widened
-# block in the cache for the others. int8 and int4 are multiplied as whole numbers by inputs that are rounded to whole
-# numbers. float32 weights stay in their rows.
+# All but float32 weights lie in panels (see `linear`), and are multiplied by inputs that are rounded first: to
+# bfloat16, or for int8 and int4 to whole numbers. All tiles of vectors meet a block of 128 inputs of a panel (see
+# `tiles`), and then the next block, which they fetch. float32 weights stay in their rows.
 #
 # The sums of one vector are added up in one order, however many others are multiplied with it.
 
@@ -111,7 +110,7 @@ _ROWS_IN_CACHE = 16  # with more, these rows meet three vectors, and then the ne
 _LINE = 64  # bytes of a cache line
 _AHEAD = 4096  # bytes: how far ahead of the walk weights are fetched
 _FLOATS, _ONE, _WIDE = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", PANEL)
-_BLOCK_BYTES, _ROW_SUMS = 4 * PANEL * BLOCK, 4 * WIDTH * 4 * ROWS * 3
+_ROW_SUMS = 4 * WIDTH * 4 * ROWS * 3
 _MANY = 18  # vectors: with more, the first tiles share the fetching of the next block
 _IS_FLOAT32, _IS_BFLOAT16, _IS_INT8 = KINDS["float32"], KINDS["bfloat16"], KINDS["int8"]
 
@@ -119,11 +118,11 @@ _IS_FLOAT32, _IS_BFLOAT16, _IS_INT8 = KINDS["float32"], KINDS["bfloat16"], KINDS
 def room_bytes(vectors: int, n_in: int) -> int:
     """Give the room that a job needs for products of up to this many vectors of up to `n_in` numbers.
 
-    It is the sums of a panel, zeros between products, and at its end what a product leaves behind: a widened block,
-    sums of rows, or rounded inputs.
+    It is the sums of a panel, zeros between products, and at its end what a product leaves behind: sums of rows, or
+    rounded inputs.
     """
     blocks = (n_in + BLOCK - 1) // BLOCK
-    return 4 * PANEL * vectors + max(_BLOCK_BYTES, _ROW_SUMS, RECORD * blocks * vectors)
+    return 4 * PANEL * vectors + max(_ROW_SUMS, max(RECORD, PAIRS_RECORD) * blocks * vectors)
 
 
 @compile_inline
@@ -233,26 +232,26 @@ def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-unt
 
 
 @compile_function
-def _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin."""
-    tiles, room = tiles_of(vectors), end - _BLOCK_BYTES
-    step = (2 * PANEL + tiles - 1) // tiles  # bytes of the next block that each tile fetches for one input
-    for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
-        for start in range(0, n_in, BLOCK):
-            count, at, x_at = min(BLOCK, n_in - start), w + 2 * PANEL * (panel * n_in + start), x + 4 * start
-            if vectors == 1:
-                one(at, x_at, sums, count, _AHEAD // 2, BFLOAT16_1)
-                continue
-            fetch, done, block = at + 2 * PANEL * count, 0, room if tiles > 2 else 0
-            for _ in range(2 if tiles == 2 else 1):
-                x_now, sums_now, left = x_at + 4 * done * n_in, sums + 4 * PANEL * done, vectors - done
-                done += first_tile(
-                    at, x_now, n_in, sums_now, left, count, fetch, step, block, BFLOAT16_6, BFLOAT16_2, BFLOAT16_1
-                )
-                fetch += step * count
-            if done < vectors:
-                other_tiles(room, x_at, n_in, sums, done, vectors, count, fetch, step)
-        _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
+def _tiles_of_bfloat16(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
+    """Multiply `count` pairs by the records of all vectors."""
+    done = 0
+    while done < vectors:
+        left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
+        if left >= 6 and left != 8:  # twice 4 rather than 6 and 2
+            if vectors > _MANY:
+                bfloat16_six_of_many(w, x_at, x_step, sums_at, count, ahead + _LINE * count * min(done // 6, 3))
+            else:
+                bfloat16_six(w, x_at, x_step, sums_at, count, ahead)
+            done += 6
+        elif left >= 4:
+            bfloat16_four(w, x_at, x_step, sums_at, count, ahead)
+            done += 4
+        elif left >= 2:
+            bfloat16_two(w, x_at, x_step, sums_at, count, ahead)
+            done += 2
+        else:
+            bfloat16_one(w, x_at, x_step, sums_at, count, ahead)
+            done += 1
 
 
 @compile_function
@@ -284,7 +283,13 @@ def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
     done = 0
     while done < vectors:
         left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
-        if left >= 4:
+        if left >= 6 and left != 8:
+            if done:
+                int4_six_more(w, x_at, x_step, sums_at, count, ahead)
+            else:
+                int4_six(w, x_at, x_step, sums_at, count, ahead)
+            done += 6
+        elif left >= 4:
             if done:
                 int4_four_more(w, x_at, x_step, sums_at, count, ahead)
             else:
@@ -299,22 +304,31 @@ def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
 
 
 @compile_function
-def _whole_numbers(is_int8, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin, from weights of int8 in quads or of int4 in groups."""
-    length, size = (QUAD, QUAD * PANEL) if is_int8 else (GROUP, GROUP_BYTES)
+def _packed(kind, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
+    """Fill outputs `first` to `last`, where panels begin, from pairs of bfloat16, quads of int8 or groups of int4."""
+    length, size, record = QUAD, QUAD * PANEL, RECORD
+    if kind == _IS_BFLOAT16:
+        length, size, record = PAIR, 2 * PAIR * PANEL, PAIRS_RECORD
+    elif kind != _IS_INT8:
+        length, size = GROUP, GROUP_BYTES
     blocks, parts = (n_in + BLOCK - 1) // BLOCK, (n_in + length - 1) // length
-    step = RECORD * blocks
+    step = record * blocks
     records = end - step * vectors
-    round_inputs(x, n_in, vectors, records)
+    if kind == _IS_BFLOAT16:
+        round_to_pairs(x, n_in, vectors, records)
+    else:
+        round_inputs(x, n_in, vectors, records)
     for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
         for block in range(blocks):
             done = block * (BLOCK // length)
             count, at = min(BLOCK // length, parts - done), w + size * (panel * parts + done)
             ahead = at + (_AHEAD if vectors == 1 else size * count)
-            if is_int8:
-                _tiles_of_int8(at, records + RECORD * block, step, sums, vectors, count, ahead)
+            if kind == _IS_BFLOAT16:
+                _tiles_of_bfloat16(at, records + record * block, step, sums, vectors, count, ahead)
+            elif kind == _IS_INT8:
+                _tiles_of_int8(at, records + record * block, step, sums, vectors, count, ahead)
             else:
-                _tiles_of_int4(at, records + RECORD * block, step, sums, vectors, count, ahead)
+                _tiles_of_int4(at, records + record * block, step, sums, vectors, count, ahead)
         _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
 
 
@@ -327,10 +341,8 @@ def _multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room
     end = sums + room_size
     if kind == _IS_FLOAT32:
         _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end)
-    elif kind == _IS_BFLOAT16:
-        _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     else:
-        _whole_numbers(kind == _IS_INT8, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
+        _packed(kind, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     return 0
 
 

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from recurra.decoding.linear import GROUP
 from recurra.ops._toolkit.launch import compile_function
-from recurra.ops._toolkit.vectors import WIDTH
+from recurra.ops._toolkit.vector_math import write
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, store
 
 # --- sums of products of bytes: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them ---
 #
@@ -30,6 +31,13 @@ _I32 = ir.IntType(32)
 WORDS = ir.VectorType(_I32, WIDTH)
 """The type of the sums, and of 4 weights of every output."""
 _HALVES = ir.VectorType(ir.IntType(16), 2 * WIDTH)
+_FLOAT = ir.FloatType()
+_FLOATS = ir.VectorType(_FLOAT, WIDTH)
+
+
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _has(*features: str) -> bool:
@@ -98,6 +106,37 @@ def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: 
     return builder.add(sums, builder.add(even, odd))
 
 
+# --- sums of products of pairs of bfloat16, which lie in one word: 16 outputs at once ---
+#
+# Without the instruction, both halves become float32, and so are the inputs in memory (`PAIR_BYTES` for 2 of them).
+
+
+_HAS_PAIRS = _has("avx512bf16")
+PAIR_BYTES = 4 if _HAS_PAIRS else 8
+"""Room that 2 inputs take."""
+
+
+def prepared_pair(builder: ir.IRBuilder, weights: ir.Value) -> list[ir.Value]:
+    """Bring 2 weights of each output, a word, into the form that `pair_products` takes."""
+    if _HAS_PAIRS:
+        return [weights]
+    parts = builder.shl(weights, all_of(WORDS, 16)), builder.and_(weights, all_of(WORDS, -0x10000))
+    return [builder.bitcast(part, _FLOATS) for part in parts]
+
+
+def pair_products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Value], inputs: ir.Value) -> ir.Value:
+    """Add to each sum its 2 weights times the 2 inputs at an address."""
+    if _HAS_PAIRS:
+        word = builder.load(builder.inttoptr(inputs, _I32.as_pointer()), align=4)
+        both = spread_number(builder, word, WORDS)
+        return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, weights[0], both)
+    for number, part in enumerate(weights):
+        at = builder.add(inputs, ir.Constant(inputs.type, 4 * number))
+        one = builder.load(builder.inttoptr(at, _FLOAT.as_pointer()), align=4)
+        sums = write("multiply_add", builder, part, spread_number(builder, one, _FLOATS), sums)
+    return sums
+
+
 def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
     """Load finite float16 numbers from an address as float32."""
     whole, floats = ir.VectorType(ir.IntType(32), width), ir.VectorType(ir.FloatType(), width)
@@ -113,38 +152,33 @@ def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
     return builder.bitcast(builder.or_(builder.bitcast(size, whole), sign), floats)
 
 
-# --- inputs of a product as whole numbers from -127 to 127, with a scale for every 128 of a vector ---
+# --- inputs of a product, rounded: to bfloat16, or to whole numbers from -127 to 127 with a scale for every 128 ---
 #
-# A block of 128 inputs becomes a record: the codes, the scale, the sums of the codes of each
-# 32, and the sum of all. Missing inputs of a last block are zeros. A block with a number that is not finite has a
-# scale that is not finite either, and so have its results.
+# A block of 128 inputs becomes a record. For int8 and int4 it has the codes, the scale, the sums of the codes of each
+# 32, and the whole number at which int8's sums start. Missing inputs of a last block are zeros. A block with a number
+# that is not finite has a scale that is not finite either, and so have its results.
 
 
 BLOCK = 128
 """Inputs with one scale."""
 _CODES = BLOCK // 4 * QUAD_BYTES
-SCALE, GROUP_SUMS, SUM = _CODES, _CODES + 4, _CODES + 4 + 4 * (BLOCK // GROUP)
-"""Where the parts of a record begin; all but the codes are float32."""
-RECORD = _CODES + 64
+SCALE, GROUP_SUMS, START = _CODES, _CODES + 4, _CODES + 4 + 4 * (BLOCK // GROUP)
+"""Where the parts of a record begin."""
+RECORD, PAIRS_RECORD = _CODES + 64, BLOCK // 2 * PAIR_BYTES
+"""Bytes of a record of whole numbers, and of one of bfloat16."""
+_FLOAT32, _BFLOAT16 = Lanes("float32", WIDTH), Lanes("bfloat16", WIDTH)
 _LARGEST = 127
 _SMALLEST = 1e-30  # blocks without a larger number are zeros: 127 / x could be infinite
-_FLOAT = ir.FloatType()
-_FLOATS = ir.VectorType(_FLOAT, WIDTH)
 
 
 def rounded(x: Float[Tensor, "... n_in"]) -> Float[Tensor, "... n_in"]:
-    """Give the numbers that inputs are rounded to: the plain reference of `round_inputs`."""
+    """Give the numbers that inputs of int8 and int4 are rounded to: the plain reference of `round_inputs`."""
     n_in = x.shape[-1]
     blocks = functional.pad(x, (0, -n_in % BLOCK)).unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True)
     is_zero = largest < _SMALLEST
     codes = (blocks * (_LARGEST / largest.masked_fill(is_zero, 1.0))).round()
     return (codes * (largest / _LARGEST)).masked_fill(is_zero, 0.0).flatten(-2)[..., :n_in]
-
-
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _take_block(builder: ir.IRBuilder, x: ir.Value, count: ir.Value) -> list[ir.Value]:
@@ -209,7 +243,7 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
         all_sums = groups[0]
         for group in groups[1:]:
             all_sums = builder.add(all_sums, group)
-        _put(builder, args[2], SUM, builder.sitofp(all_sums, _FLOAT))
+        _put(builder, args[2], START, builder.mul(all_sums, _I32(-SIGNED_OFFSET)))
 
     return types.void(types.int64, types.int64, types.int64), generate
 
@@ -221,3 +255,15 @@ def round_inputs(x, n_in, vectors, records):  # type: ignore[no-untyped-def]
         for start in range(0, n_in, BLOCK):
             _round_block(x + 4 * (vector * n_in + start), min(BLOCK, n_in - start), records)
             records += RECORD
+
+
+@compile_function
+def round_to_pairs(x, n_in, vectors, records):  # type: ignore[no-untyped-def]
+    """Write the records (vectors, blocks) of x (vectors, n_in) for bfloat16."""
+    for vector in range(vectors):
+        for i in range(0, n_in, WIDTH):
+            at = records + PAIR_BYTES // 2 * i
+            store(at, 0, _BFLOAT16, load_part(x + 4 * vector * n_in, i, n_in - i, _FLOAT32))
+            if PAIR_BYTES == 8:
+                store(at, 0, _FLOAT32, load(at, 0, _BFLOAT16))
+        records += PAIRS_RECORD * ((n_in + BLOCK - 1) // BLOCK)

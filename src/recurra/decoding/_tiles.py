@@ -1,6 +1,4 @@
-"""The inner loops of products of bfloat16 and whole-number weights: many outputs of a few vectors, their sums in
-registers.
-"""
+"""The inner loops of products of bfloat16, int8 and int4 weights: many outputs of a few vectors, sums in registers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,21 +13,22 @@ from numba.extending import intrinsic
 from recurra.decoding._instructions import FUNCTIONS, LIGHT
 from recurra.decoding._products import (
     GROUP_SUMS,
+    PAIR_BYTES,
     QUAD_BYTES,
     SCALE,
-    SIGNED_OFFSET,
-    SUM,
+    START,
     WORDS,
     all_of,
     halves,
+    pair_products,
     prepared,
+    prepared_pair,
     products,
     spread_number,
 )
 from recurra.decoding.linear import GROUP, GROUP_BYTES, PANEL
-from recurra.ops._toolkit.launch import compile_function, compile_inline
 from recurra.ops._toolkit.vector_math import write
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, spread, store, zeros
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch
 
 # --- what a compiled step does with the short float32 vectors of `recurra.ops._toolkit.vectors` ---
 
@@ -153,14 +152,14 @@ def set_word(typing_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-# --- tiles of bfloat16 weights: 64 outputs of a few vectors at once, their sums in registers ---
+# --- tiles: 64 outputs of a few vectors at once, their sums in registers ---
 #
-# A block of weights is (inputs, 64): those of one input for 64 neighbouring outputs lie side by side, and each is
-# multiplied by one number of every vector. So a weight is loaded and widened once for all vectors of a tile, and a
-# sum runs through the inputs in order, whichever tile it is in. A tile adds its sums to `sums` (vectors, 64).
+# A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs, or in int4 of a group of
+# 32, are added up in registers, whole numbers are scaled, and the sums of a block are added to `sums` (vectors, 64),
+# float32. So a vector's sums are added in one order, whichever tile it is in.
 #
-# A tile has as many sums as registers hold: 6 vectors of 64 outputs in 24 of the 32 registers of AVX-512, of 16
-# outputs in 12 of the 16 of AVX2.
+# With the 32 registers of AVX-512 a tile has the sums of 6 vectors and 64 outputs in flight (in int4, which has two
+# sums of each, 32 outputs, twice over), with fewer registers those of 16 outputs, four times over.
 
 
 def has_wide_registers() -> bool:
@@ -171,145 +170,11 @@ def has_wide_registers() -> bool:
     return "+avx512f" in (chosen or "")
 
 
-_SIX = PANEL if has_wide_registers() else WIDTH
-_TWO = PANEL if has_wide_registers() else 2 * WIDTH
-_ONE, _FLOATS = Lanes("float32", 1), Lanes("float32", PANEL)
-_SUMS_6, _SUMS_2 = Lanes("float32", _SIX), Lanes("float32", _TWO)
-FLOAT32_6, FLOAT32_2, FLOAT32_1 = _SUMS_6, _SUMS_2, _FLOATS
-BFLOAT16_6, BFLOAT16_2, BFLOAT16_1 = (Lanes("bfloat16", width) for width in (_SIX, _TWO, PANEL))
-
-
-@compile_inline
-def _number_of(x, k, lanes):  # type: ignore[no-untyped-def]
-    """Give number k of a vector in all lanes."""
-    return spread(load(x, k, _ONE), lanes)
-
-
-@compile_inline
-def _add_to(sums, at, more, lanes):  # type: ignore[no-untyped-def]
-    """Add a vector to the sums from number `at` on."""
-    store(sums, at, lanes, load(sums, at, lanes) + more)
-
-
-@compile_inline
-def _six(w, x, n_in, sums, count, fetch, step, block, weights):  # type: ignore[no-untyped-def]
-    """Multiply `count` inputs of a block by 6 vectors, and keep the widened weights in `block`, unless that is 0."""
-    x1, x2, x3, x4, x5 = x + 4 * n_in, x + 8 * n_in, x + 12 * n_in, x + 16 * n_in, x + 20 * n_in
-    for part in range(0, PANEL, _SIX):
-        s0, s1, s2 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
-        s3, s4, s5 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
-        for k in range(count):
-            prefetch(fetch + step * k, 0, _FLOATS)
-            w_k = load(w, PANEL * k + part, weights)
-            if block:
-                store(block, PANEL * k + part, _SUMS_6, w_k)
-            s0 = multiply_add(w_k, _number_of(x, k, _SUMS_6), s0)
-            s1 = multiply_add(w_k, _number_of(x1, k, _SUMS_6), s1)
-            s2 = multiply_add(w_k, _number_of(x2, k, _SUMS_6), s2)
-            s3 = multiply_add(w_k, _number_of(x3, k, _SUMS_6), s3)
-            s4 = multiply_add(w_k, _number_of(x4, k, _SUMS_6), s4)
-            s5 = multiply_add(w_k, _number_of(x5, k, _SUMS_6), s5)
-        _add_to(sums, part, s0, _SUMS_6), _add_to(sums, part + PANEL, s1, _SUMS_6)
-        _add_to(sums, part + 2 * PANEL, s2, _SUMS_6), _add_to(sums, part + 3 * PANEL, s3, _SUMS_6)
-        _add_to(sums, part + 4 * PANEL, s4, _SUMS_6), _add_to(sums, part + 5 * PANEL, s5, _SUMS_6)
-
-
-@compile_inline
-def _four(w, x, n_in, sums, count, fetch, step, weights):  # type: ignore[no-untyped-def]
-    """Do the same for 4 vectors, without keeping the weights."""
-    x1, x2, x3 = x + 4 * n_in, x + 8 * n_in, x + 12 * n_in
-    for part in range(0, PANEL, _SIX):
-        s0, s1, s2, s3 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
-        for k in range(count):
-            prefetch(fetch + step * k, 0, _FLOATS)
-            w_k = load(w, PANEL * k + part, weights)
-            s0 = multiply_add(w_k, _number_of(x, k, _SUMS_6), s0)
-            s1 = multiply_add(w_k, _number_of(x1, k, _SUMS_6), s1)
-            s2 = multiply_add(w_k, _number_of(x2, k, _SUMS_6), s2)
-            s3 = multiply_add(w_k, _number_of(x3, k, _SUMS_6), s3)
-        _add_to(sums, part, s0, _SUMS_6), _add_to(sums, part + PANEL, s1, _SUMS_6)
-        _add_to(sums, part + 2 * PANEL, s2, _SUMS_6), _add_to(sums, part + 3 * PANEL, s3, _SUMS_6)
-
-
-@compile_inline
-def _two(w, x, n_in, sums, count, fetch, step, weights):  # type: ignore[no-untyped-def]
-    """Do the same for 2 vectors, without keeping the weights."""
-    x1 = x + 4 * n_in
-    for part in range(0, PANEL, _TWO):
-        s0, s1 = zeros(_SUMS_2), zeros(_SUMS_2)
-        for k in range(count):
-            prefetch(fetch + step * k, 0, _FLOATS)
-            w_k = load(w, PANEL * k + part, weights)
-            s0 = multiply_add(w_k, _number_of(x, k, _SUMS_2), s0)
-            s1 = multiply_add(w_k, _number_of(x1, k, _SUMS_2), s1)
-        _add_to(sums, part, s0, _SUMS_2), _add_to(sums, part + PANEL, s1, _SUMS_2)
-
-
-@compile_inline
-def one(w, x, sums, count, ahead, weights):  # type: ignore[no-untyped-def]
-    """Multiply by one vector; `ahead` is how far ahead of the walk weights are fetched."""
-    s = zeros(_FLOATS)
-    for k in range(count):
-        prefetch(w, PANEL * k + ahead, weights)
-        s = multiply_add(load(w, PANEL * k, weights), _number_of(x, k, _FLOATS), s)
-    _add_to(sums, 0, s, _FLOATS)
-
-
-@compile_inline
-def tiles_of(vectors):  # type: ignore[no-untyped-def]
-    """How many tiles this many vectors take."""
-    return (vectors + 5) // 6 + (1 if vectors % 6 == 3 or vectors % 6 == 5 else 0)
-
-
-@compile_function
-def first_tile(w, x, n_in, sums, vectors, count, fetch, step, block, many, few, single):  # type: ignore[no-untyped-def]
-    """Multiply packed weights by as many of the vectors as fit into a tile, and give that number."""
-    if vectors >= 6 and vectors != 8:  # twice 4 rather than 6 and 2
-        _six(w, x, n_in, sums, count, fetch, step, block, many)
-        return 6
-    if vectors >= 4:
-        _four(w, x, n_in, sums, count, fetch, step, many)
-        return 4
-    if vectors >= 2:
-        _two(w, x, n_in, sums, count, fetch, step, few)
-        return 2
-    one(w, x, sums, count, 0, single)
-    return 1
-
-
-@compile_function
-def other_tiles(block, x, n_in, sums, done, vectors, count, fetch, step):  # type: ignore[no-untyped-def]
-    """Multiply a block of float32 by all vectors from number `done` on."""
-    while done < vectors:
-        left, x_at, sums_at = vectors - done, x + 4 * done * n_in, sums + 4 * PANEL * done
-        if left >= 6 and left != 8:
-            _six(block, x_at, n_in, sums_at, count, fetch, step, 0, FLOAT32_6)
-            done += 6
-        elif left >= 4:
-            _four(block, x_at, n_in, sums_at, count, fetch, step, FLOAT32_6)
-            done += 4
-        elif left >= 2:
-            _two(block, x_at, n_in, sums_at, count, fetch, step, FLOAT32_2)
-            done += 2
-        else:
-            one(block, x_at, sums_at, count, 0, FLOAT32_1)
-            done += 1
-        fetch += step * count
-
-
-# --- tiles of whole numbers ---
-#
-# A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs, or in int4 of a group of
-# 32, are whole numbers, which are scaled; those of a block are added to `sums` (vectors, 64), float32. With the 32
-# registers of AVX-512 a tile has the sums of 6 vectors and 64 outputs in flight (of 4 in int4, which has two sums of
-# each), with fewer registers those of 16 outputs, four times over.
-
-
 _FLOAT = ir.FloatType()
-_BYTE_TILES_FLOATS = ir.VectorType(_FLOAT, WIDTH)
+_FLOATS = ir.VectorType(_FLOAT, WIDTH)
 _COLUMNS = PANEL // WIDTH if has_wide_registers() else 1
 """Groups of 16 outputs at once."""
-_QUAD = 4 * PANEL  # bytes: 4 int8 weights of each output of a panel, or 8 of int4
+_QUAD = 4 * PANEL  # bytes: 2 bfloat16 weights of each output of a panel, 4 of int8 or 8 of int4
 _LINE = 64
 _UNROLLED = 2  # vectors: with up to these, a group of int4 is unrolled
 
@@ -328,19 +193,22 @@ def _read(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
 
 def _same(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """A float32 in all places of a vector."""
-    return spread_number(builder, _read(builder, address, _FLOAT), _BYTE_TILES_FLOATS)
+    return spread_number(builder, _read(builder, address, _FLOAT), _FLOATS)
 
 
 def _add(builder: ir.IRBuilder, sums: ir.Value, at: int, factors: ir.Value, numbers: ir.Value) -> None:
     """Add factors times numbers to the sums from number `at` on."""
-    place = builder.inttoptr(_at(builder, sums, 4 * at), _BYTE_TILES_FLOATS.as_pointer())
+    place = builder.inttoptr(_at(builder, sums, 4 * at), _FLOATS.as_pointer())
     builder.store(_multiplied(builder, factors, numbers, builder.load(place, align=4)), place, align=4)
 
 
 def _tile(generate: Callable[..., None], n_vectors: int, **options: int) -> Callable[..., None]:
     @intrinsic
     def multiply(typing_context: Any, w: Any, x: Any, x_step: Any, sums: Any, count: Any, ahead: Any) -> Any:
-        """Multiply `count` quads (int8) or groups (int4) from w on by the records at x, `x_step` bytes apart."""
+        """Multiply `count` pairs (bfloat16), quads (int8) or groups (int4) from w on by what `round_inputs` made.
+
+        The inputs of each vector lie `x_step` bytes after those of the one before.
+        """
 
         def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
             w_, x_, x_step_, *rest = args
@@ -352,7 +220,7 @@ def _tile(generate: Callable[..., None], n_vectors: int, **options: int) -> Call
     return multiply
 
 
-def _int8(
+def _lines(
     builder: ir.IRBuilder,
     vectors: list[ir.Value],
     w: ir.Value,
@@ -360,27 +228,36 @@ def _int8(
     count: ir.Value,
     ahead: ir.Value,
     n_lines: int,
+    is_int8: bool,
 ) -> None:
-    """Fetch `n_lines` cache lines for every quad."""
-    for first in range(0, PANEL // WIDTH, _COLUMNS):
-        held = [[cgutils.alloca_once_value(builder, all_of(WORDS, 0)) for _ in range(_COLUMNS)] for _ in vectors]
+    """Multiply int8 or bfloat16, and fetch 4, 2 (every second) or 1 of the cache lines of every quad or pair."""
+    size, step = QUAD_BYTES if is_int8 else PAIR_BYTES, _LINE if n_lines == 1 else _QUAD
+    columns = max(_COLUMNS, PANEL // WIDTH // len(vectors))  # of one or two vectors, more sums fit
+    for first in range(0, PANEL // WIDTH, columns):
+        held = []
+        for vector in vectors:
+            start = all_of(_FLOATS, 0.0)
+            if is_int8:
+                start = spread_number(builder, _read(builder, _at(builder, vector, START), ir.IntType(32)), WORDS)
+            held.append([cgutils.alloca_once_value(builder, start) for _ in range(columns)])
         with cgutils.for_range(builder, count) as loop:
             for line in range(0 if first else n_lines):
-                far = _at(builder, _times(builder, loop.index, _LINE * n_lines), _LINE * line)
+                far = _at(builder, _times(builder, loop.index, step), step // n_lines * line)
                 fetch(builder, _at(builder, ahead, far))
             row_at = _at(builder, w, _times(builder, loop.index, _QUAD))
-            words = [_read(builder, _at(builder, row_at, 4 * WIDTH * (first + c)), WORDS) for c in range(_COLUMNS)]
-            weights = [prepared(builder, word, True) for word in words]
+            words = [_read(builder, _at(builder, row_at, 4 * WIDTH * (first + c)), WORDS) for c in range(columns)]
+            weights = [prepared(builder, word, True) if is_int8 else prepared_pair(builder, word) for word in words]
+            multiply = products if is_int8 else pair_products
             for vector, row in zip(vectors, held):
-                inputs = _at(builder, vector, _times(builder, loop.index, QUAD_BYTES))
+                inputs = _at(builder, vector, _times(builder, loop.index, size))
                 for part, place in zip(weights, row):
-                    builder.store(products(builder, builder.load(place), part, inputs), place)
+                    builder.store(multiply(builder, builder.load(place), part, inputs), place)
         for number, (vector, row) in enumerate(zip(vectors, held)):
-            scale = _same(builder, _at(builder, vector, SCALE))
-            offset = builder.fmul(_same(builder, _at(builder, vector, SUM)), all_of(_BYTE_TILES_FLOATS, SIGNED_OFFSET))
+            scale = _same(builder, _at(builder, vector, SCALE)) if is_int8 else all_of(_FLOATS, 1.0)
             for column, place in enumerate(row):
-                whole = builder.fsub(builder.sitofp(builder.load(place), _BYTE_TILES_FLOATS), offset)
-                _add(builder, sums, PANEL * number + WIDTH * (first + column), scale, whole)
+                value = builder.load(place)
+                value = builder.sitofp(value, _FLOATS) if is_int8 else value
+                _add(builder, sums, PANEL * number + WIDTH * (first + column), scale, value)
 
 
 def _int4(
@@ -393,24 +270,22 @@ def _int4(
     fetches: int,
 ) -> None:
     """Fetch as many bytes as are read, unless `fetches` is 0."""
-    for first in range(0, PANEL // WIDTH, _COLUMNS):
-        held = [
-            [cgutils.alloca_once_value(builder, all_of(_BYTE_TILES_FLOATS, 0.0)) for _ in range(_COLUMNS)]
-            for _ in vectors
-        ]
+    columns = min(_COLUMNS, 2 if len(vectors) > _UNROLLED else _COLUMNS)
+    for first in range(0, PANEL // WIDTH, columns):
+        held = [[cgutils.alloca_once_value(builder, all_of(_FLOATS, 0.0)) for _ in range(columns)] for _ in vectors]
         with cgutils.for_range(builder, count) as loop:
             group = _at(builder, w, _times(builder, loop.index, GROUP_BYTES))
             for line in range(0, 0 if first or not fetches else GROUP_BYTES, _LINE):
                 fetch(builder, _at(builder, ahead, _at(builder, _times(builder, loop.index, GROUP_BYTES), line)))
-            totals = _group_products(builder, vectors, group, loop.index, first)
-            starts = [2 * WIDTH * (first + c) for c in range(_COLUMNS)]
+            totals = _group_products(builder, vectors, group, loop.index, first, columns)
+            starts = [2 * WIDTH * (first + c) for c in range(columns)]
             steps = [halves(builder, _at(builder, group, at), WIDTH) for at in starts]
             lows = [halves(builder, _at(builder, group, 2 * PANEL + at), WIDTH) for at in starts]
             for vector, row, places in zip(vectors, totals, held):
                 inputs = _same(builder, _at(builder, _at(builder, vector, GROUP_SUMS), _times(builder, loop.index, 4)))
                 for step, low, whole, place in zip(steps, lows, row, places):
                     value = _multiplied(builder, low, inputs, builder.load(place))
-                    builder.store(_multiplied(builder, step, builder.sitofp(whole, _BYTE_TILES_FLOATS), value), place)
+                    builder.store(_multiplied(builder, step, builder.sitofp(whole, _FLOATS), value), place)
         for number, (vector, row) in enumerate(zip(vectors, held)):
             scale = _same(builder, _at(builder, vector, SCALE))
             for column, place in enumerate(row):
@@ -418,17 +293,17 @@ def _int4(
 
 
 def _group_products(
-    builder: ir.IRBuilder, vectors: list[ir.Value], group: ir.Value, index: ir.Value, first: int
+    builder: ir.IRBuilder, vectors: list[ir.Value], group: ir.Value, index: ir.Value, first: int, columns: int
 ) -> list[list[ir.Value]]:
     """The sums of codes times inputs of a group, for each vector and column."""
-    held = [[cgutils.alloca_once_value(builder, all_of(WORDS, 0)) for _ in range(_COLUMNS)] for _ in vectors]
+    held = [[cgutils.alloca_once_value(builder, all_of(WORDS, 0)) for _ in range(columns)] for _ in vectors]
     starts = [_at(builder, vector, _times(builder, index, GROUP // 4 * QUAD_BYTES)) for vector in vectors]
     low, four, words = all_of(WORDS, 0x0F0F0F0F), all_of(WORDS, 4), ir.Constant(index.type, GROUP // 8)
 
     def add(at: ir.Value) -> None:
         row = _at(builder, group, _at(builder, _times(builder, at, _QUAD), 4 * PANEL + 4 * WIDTH * first))
         inputs = [_at(builder, start, _times(builder, at, 2 * QUAD_BYTES)) for start in starts]
-        for column in range(_COLUMNS):
+        for column in range(columns):
             codes = _read(builder, _at(builder, row, 4 * WIDTH * column), WORDS)
             for half, part in enumerate((codes, builder.lshr(codes, four))):
                 weights = prepared(builder, builder.and_(part, low), False)
@@ -445,7 +320,13 @@ def _group_products(
     return [[builder.load(place) for place in row] for row in held]
 
 
-int8_six, int8_six_of_many = _tile(_int8, 6, n_lines=4), _tile(_int8, 6, n_lines=1)
-int8_four, int8_two, int8_one = (_tile(_int8, count, n_lines=4) for count in (4, 2, 1))
-int4_four, int4_four_more = _tile(_int4, 4, fetches=1), _tile(_int4, 4, fetches=0)
-int4_two, int4_one = (_tile(_int4, count, fetches=1) for count in (2, 1))
+def _tiles(generate: Callable[..., None], counts: tuple[int, ...], **options: int) -> tuple[Callable[..., None], ...]:
+    return tuple(_tile(generate, count, **options) for count in counts)
+
+
+_COUNTS = 6, 4, 2, 1
+int8_six, int8_four, int8_two, int8_one = _tiles(_lines, _COUNTS, n_lines=4, is_int8=True)
+bfloat16_six, bfloat16_four, bfloat16_two, bfloat16_one = _tiles(_lines, _COUNTS, n_lines=2, is_int8=False)
+int8_six_of_many, bfloat16_six_of_many = (_tile(_lines, 6, n_lines=1, is_int8=which) for which in (True, False))
+int4_six, int4_four, int4_two, int4_one = _tiles(_int4, _COUNTS, fetches=1)
+int4_six_more, int4_four_more = _tiles(_int4, (6, 4), fetches=0)

@@ -19,7 +19,7 @@ from recurra.ops.cells.gru import gru_after_products
 
 # --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---
 #
-#     bfloat16   (panels, n_in, 64)        the 64 weights of one input side by side
+#     bfloat16   (panels, pairs, 64, 2)    for each 2 inputs, the 2 weights of one output after those of the other
 #     int8       (panels, quads, 64, 4)    for each 4 inputs, the 4 weights of one output after those of the other
 #     int4       (panels, groups, 1280)    bytes; for each 32 inputs 64 scales and 64 minima, float16, then four times
 #                                          64 words: an output's codes of 4 inputs, and above each the code 4 later
@@ -29,8 +29,8 @@ from recurra.ops.cells.gru import gru_after_products
 
 PANEL = 64
 """Outputs in a panel: one byte for each fills a cache line."""
-QUAD = 4
-"""Inputs whose weights lie side by side in int8."""
+PAIR, QUAD = 2, 4
+"""Inputs whose weights lie side by side in bfloat16 and in int8."""
 GROUP = 32
 """Inputs of one output that share a scale and a minimum in int4."""
 GROUP_BYTES = 2 * 2 * PANEL + GROUP // 2 * PANEL
@@ -50,16 +50,16 @@ def _from_panels(panels: Tensor, n_out: int) -> Tensor:
     return panels.transpose(1, 2).flatten(0, 1)[:n_out]
 
 
-def _to_quads(rows: Tensor) -> Tensor:
-    """Turn (n_out, n_in) into (panels, quads, 64, 4)."""
-    full = functional.pad(rows, (0, -rows.shape[1] % QUAD, 0, -rows.shape[0] % PANEL))
-    quads = full.view(len(full) // PANEL, PANEL, full.shape[1] // QUAD, QUAD).transpose(1, 2)
-    return quads.clone(memory_format=torch.contiguous_format)
+def _to_sets(rows: Tensor, size: int) -> Tensor:
+    """Turn (n_out, n_in) into (panels, sets, 64, size)."""
+    full = functional.pad(rows, (0, -rows.shape[1] % size, 0, -rows.shape[0] % PANEL))
+    sets = full.view(len(full) // PANEL, PANEL, full.shape[1] // size, size).transpose(1, 2)
+    return sets.clone(memory_format=torch.contiguous_format)
 
 
-def _from_quads(quads: Tensor, n_out: int, n_in: int) -> Tensor:
-    """Turn (panels, quads, 64, 4) into (n_out, n_in)."""
-    return quads.transpose(1, 2).flatten(2).flatten(0, 1)[:n_out, :n_in]
+def _from_sets(sets: Tensor, n_out: int, n_in: int) -> Tensor:
+    """Turn (panels, sets, 64, size) into (n_out, n_in)."""
+    return sets.transpose(1, 2).flatten(2).flatten(0, 1)[:n_out, :n_in]
 
 
 def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels groups bytes"]:
@@ -96,7 +96,8 @@ def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: i
 #
 #     recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, scale, bias (n_out)
 #
-# W is float32 (n_out, n_in), or packed as bfloat16, int8 or int4. For int8 and int4, x is rounded (`products.rounded`).
+# W is float32 (n_out, n_in), or packed as bfloat16, int8 or int4. For bfloat16, x is rounded to bfloat16, for int8 and
+# int4 to whole numbers (`products.rounded`).
 # There is no derivative: asking for one raises.
 
 
@@ -106,7 +107,7 @@ _LONG = 16
 """Steps of a sequence from which torch's product is at least as fast for one sequence, too. A long sequence's results
 then do not depend on the pieces in which it is read, each of at least this length."""
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
-_FORMS = {"float32": (), "bfloat16": (PANEL,), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
+_FORMS = {"float32": (), "bfloat16": (PANEL, PAIR), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
 """What follows the first two dimensions of packed weights."""
 _TOGETHER = 256
 """Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
@@ -122,7 +123,7 @@ def describe_weights(weight: Tensor, n_in: int, n_out: int) -> tuple[int, int, i
         return KINDS[dtype], weight.shape[1], weight.shape[0]
     n_panels, length = weight.shape[:2]
     n_out = n_out if -(-n_out // PANEL) == n_panels else n_panels * PANEL
-    together = {"bfloat16": 1, "int8": QUAD, "int4": GROUP}[dtype]
+    together = {"bfloat16": PAIR, "int8": QUAD, "int4": GROUP}[dtype]
     return KINDS[dtype], n_in if -(-n_in // together) == length else length * together, n_out
 
 
@@ -167,12 +168,12 @@ class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
     "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
-    to 8 bits of precision; inputs stay float32. "int8" keeps whole numbers from -127 to 127, and for each output one
-    float32 scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every 32 inputs
-    of an output a float16 scale and minimum: 5 bits a weight. With both, every 128 inputs of a vector are rounded
-    to whole numbers from -127 to 127 times a scale (`rounded`), and products are exact. The result for a vector does
-    not depend on the others, except with "float32" for more than 64 or for sequences of 16 steps or more, which torch
-    multiplies.
+    and each input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" keeps
+    whole numbers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4"
+    keeps whole numbers from 0 to 15, and for every 32 inputs of an output a float16 scale and minimum: 5 bits a weight.
+    With int8 and int4, every 128 inputs of a vector are rounded to whole numbers from -127 to 127 times a scale
+    (`rounded`), and products are exact. The result for a vector does not depend on the others, except with "float32"
+    for more than 64 or for sequences of 16 steps or more, which torch multiplies.
 
     Args:
         linear: the layer whose weights to use, float32 on the CPU.
@@ -216,8 +217,8 @@ class DecodingLinear(nn.Module):
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether the inputs are rounded to whole numbers, too."""
-        return self.dtype in ("int8", "int4")
+        """Whether the inputs are rounded, too."""
+        return self.dtype != "float32"
 
     @property
     def weight(self) -> Float[Tensor, "n_out n_in"]:
@@ -226,11 +227,7 @@ class DecodingLinear(nn.Module):
             return self.stored
         if self.dtype == "int4":
             return _from_int4(self.stored, self.out_features, self.in_features)
-        if self.dtype == "int8":
-            weight = _from_quads(self.stored.float(), self.out_features, self.in_features)
-        else:
-            weight = _from_panels(self.stored.float(), self.out_features)
-        return weight * self.scale.unsqueeze(1)
+        return _from_sets(self.stored.float(), self.out_features, self.in_features) * self.scale.unsqueeze(1)
 
     def extra_repr(self) -> str:
         """What print shows."""
@@ -239,8 +236,8 @@ class DecodingLinear(nn.Module):
 
 _PACK: dict[str, Callable[[Tensor], Tensor]] = {
     "float32": Tensor.contiguous,
-    "bfloat16": lambda weight: _to_panels(weight.bfloat16()),
-    "int8": _to_quads,
+    "bfloat16": lambda weight: _to_sets(weight.bfloat16(), PAIR),
+    "int8": lambda weight: _to_sets(weight, QUAD),
     "int4": _to_int4,
 }
 

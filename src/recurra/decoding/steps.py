@@ -235,7 +235,8 @@ class CompiledStep(TracedStep):
 
     Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
     largest number for a model of 12 layers, as much as both differ from float64; with "int8" and "int4" by some
-    hundredths, as much as rounding moves them, where inputs are between two codes. A row's results do not depend on the
+    hundredths and with "bfloat16" by some thousandths, as much as rounding moves them, where inputs are between two
+    codes. A row's results do not depend on the
     batch that it is in. Results are new tensors, and no input is changed. A call made while another thread is inside
     one of the same batch size goes through the model, because there is one workspace per size. So does a call with a
     token that is not in the vocabulary, so that the model raises its own error.
