@@ -29,8 +29,8 @@ QWEN = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 5,
-    "mlp_only_layers": [0, 1],
 }
+QWEN_NEXT = {**QWEN, "mlp_only_layers": [0, 1]}
 JAMBA = {
     "intermediate_size": 20,
     "num_attention_heads": 4,
@@ -42,6 +42,8 @@ JAMBA = {
     "rms_norm_eps": 1e-3,
 }
 ROTATION = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+MROPE = {**ROTATION, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
+TIED = {"tie_word_embeddings": True}
 HYBRID = ["linear_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
@@ -53,8 +55,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
-    "qwen3-next": ("Qwen3Next", {**QWEN, "layer_types": HYBRID, "rope_parameters": ROTATION}),
-    "qwen3-next-linear": ("Qwen3Next", {**QWEN, "full_attention_interval": 5, "tie_word_embeddings": True}),
+    "qwen3.5": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "rope_parameters": MROPE, "linear_conv_kernel_dim": 3}),
+    "qwen3.5-tied": ("Qwen3_5", {**QWEN, "num_hidden_layers": 3, "full_attention_interval": 2, **TIED}),
+    "qwen3-next": ("Qwen3Next", {**QWEN_NEXT, "layer_types": HYBRID, "rope_parameters": ROTATION}),
+    "qwen3-next-linear": ("Qwen3Next", {**QWEN_NEXT, "full_attention_interval": 5, "tie_word_embeddings": True}),
     "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),
     "recurrent-gemma-without-attention": ("RecurrentGemma", {**GEMMA, "logits_soft_cap": 5.0}),
 }
@@ -64,9 +68,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def peer(name: str, **changes: Any) -> nn.Module:
     """Make one of `CASES` in evaluation mode, every weight random."""
     kind, settings = CASES[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings, **changes})
+    made = getattr(transformers, f"{kind}ForCausalLM")
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = made(made.config_class(**{**SIZES, **settings, **changes})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)

@@ -46,7 +46,7 @@ def test_logits_are_the_peers(name, peers):
 @pytest.mark.parametrize("name", CASES)
 def test_the_way_back_is_transformers_own_class(name, peers, tmp_path):
     peer, folder = peers(name)
-    to_huggingface(from_huggingface(folder), tmp_path / "back")
+    to_huggingface(from_huggingface(folder), tmp_path / "back", model_type=peer.config.model_type)
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
     assert type(back) is type(peer)
     ours, theirs = back.state_dict(), peer.state_dict()
@@ -102,6 +102,17 @@ def test_shards_with_an_index(copy):
         ("qwen3-next", {"layer_types": ["full_attention"]}, "layer_types is .*, full_attention for each of 2 layers"),
         ("qwen3-next", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whi"),
         ("qwen3-next", {"rope_parameters": {"factor": 2.0}}, "rope_parameters in .* is one with factor; expected no e"),
+        (
+            "qwen3.5",
+            {"attn_output_gate": False},
+            "attn_output_gate in .* is False, which is not supported; expected",
+        ),
+        ("qwen3.5", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
+        ("qwen3.5", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whic"),
+        ("qwen3.5", {"num_experts": 8}, "is one with num_experts; expected no entries that this converter does not"),
+        ("qwen3.5", {"model_type": "qwen3_5"}, "text_config in .* is None; expected an object"),
+        ("qwen3.5", {"model_type": "qwen3_5_moe"}, "model_type in .* is 'qwen3_5_moe'; expected one of"),
+        ("qwen3.5", {"linear_key_head_dim": 7}, r"the shape of .*in_proj_qkv.* is \(44, 24\); expected \(48, 24\)"),
         ("qwen3-next", {"linear_num_value_heads": 6}, r"the shape of .*in_proj_qkvz.* is \(64, 24\); expected 84 rows"),
     ],
     ids=str,
@@ -112,6 +123,27 @@ def test_what_is_not_supported_is_refused_by_name(copy, name, change, message):
     entries = {**json.loads(file.read_text()), **change}
     file.write_text(json.dumps({key: value for key, value in entries.items() if value is not None}))
     with pytest.raises(ValueError, match=message):
+        from_huggingface(folder)
+
+
+def test_the_language_model_of_a_model_of_images_and_text(copy):
+    """As Qwen/Qwen3.5-0.8B is published: transformers' class for text reads the same weights of it."""
+    folder = copy("qwen3.5")
+    expected = from_huggingface(folder).model(TOKENS)[0]
+    text = json.loads((folder / "config.json").read_text())
+    tied = text.pop("tie_word_embeddings")
+    text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 9}
+    whole |= {"text_config": text, "vision_config": {"depth": 27}, "tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights = load_file(folder / "model.safetensors")
+    weights = {name.replace("model.", "model.language_model."): weight for name, weight in weights.items()}
+    others = {name: torch.ones(3) for name in ("model.visual.norm.weight", "mtp.norm.weight")}
+    save_file(weights | others, folder / "model.safetensors")
+    assert _format_of(folder) == "published"
+    assert torch.equal(from_huggingface(folder).model(TOKENS)[0], expected)
+    (folder / "config.json").write_text(json.dumps(whole | {"audio_config": {}}))
+    with pytest.raises(ValueError, match="is one with audio_config; expected no entries that this converter does not"):
         from_huggingface(folder)
 
 

@@ -51,6 +51,7 @@ WRONG = [None, True, -1, 0, 0.3, 5, 10**12, 10**400, 1e308, math.nan, -math.inf,
 WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"partial_rotary_factor": math.nan}]
 OLDER = {
     "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
+    "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
     "rwkv": ("attention_hidden_size",),
     "xlstm": ("embedding_dim", "num_blocks"),
@@ -95,7 +96,7 @@ HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
     "attention first": {"rotary-attention": JAMBA, "mamba": MAMBA},
     "jamba without attention": {"mamba": MAMBA},
-    "qwen3-next": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
+    "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
 }
 
 
@@ -113,6 +114,16 @@ def test_our_own_hybrid_of_published_shape_is_exported(name, tmp_path):
     peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     with torch.inference_mode():
         torch.testing.assert_close(ours.model(tokens)[0], peer(tokens, use_cache=False).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_class_may_be_chosen_where_two_have_the_shape(tmp_path):
+    ours = portable(HYBRIDS["qwen3_5_text"])
+    to_huggingface(ours, tmp_path / "next", model_type="qwen3_next")
+    assert json.loads((tmp_path / "next/config.json").read_text())["model_type"] == "qwen3_next"
+    with pytest.raises(ValueError, match=r"mixer is .*; expected one that transformers has a class for: mlstm"):
+        to_huggingface(ours, tmp_path / "no", model_type="xlstm")
+    with pytest.raises(ValueError, match="model_type is 'llama'; expected one of jamba, "):
+        to_huggingface(ours, tmp_path / "no", model_type="llama")
 
 
 def griffin(**options) -> PortableModel:

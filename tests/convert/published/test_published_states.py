@@ -1,11 +1,16 @@
 """Logits and states in pieces against peers in float64."""
 
+import copy
 from types import SimpleNamespace
 
+import pytest
 import torch
+from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from recurra.convert.published.folder import from_huggingface
+from recurra.convert.published._rules import fused_of, join_fused, rules_of, weights_by_their_names
+from recurra.convert.published.folder import ARCHITECTURES, from_huggingface
+from recurra.state import tensors
 
 TOKENS = torch.randint(50, (2, 75), generator=torch.Generator().manual_seed(1))
 
@@ -30,13 +35,14 @@ def test_jamba(peers, monkeypatch):
     torch.testing.assert_close(torch.cat(found, 1), torch.cat([whole.logits, *later], 1), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(("name", "source"), [("qwen3-next", modeling_qwen3_next), ("qwen3.5", modeling_qwen3_5)])
 @torch.no_grad()
-def test_qwen3_next(peers, monkeypatch):
+def test_qwen(peers, monkeypatch, name, source):
     """75 steps: more than a chunk of theirs, and then 3 more from its cache."""
-    peer, folder = peers("qwen3-next")
+    peer, folder = peers(name)
     model = from_huggingface(folder, dtype=torch.float64).model
     names = {name: getattr(torch, name) for name in dir(torch)}
-    monkeypatch.setattr(modeling_qwen3_next, "torch", SimpleNamespace(**(names | {"float32": torch.float64})))
+    monkeypatch.setattr(source, "torch", SimpleNamespace(**(names | {"float32": torch.float64})))
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     double = type(peer)(peer.config).double().eval()
     double.load_state_dict(peer.state_dict())
@@ -50,8 +56,57 @@ def test_qwen3_next(peers, monkeypatch):
         logits, state = model(piece, state)
         pieces.append(logits)
     torch.testing.assert_close(torch.cat(pieces, 1), expected.logits, rtol=1e-10, atol=1e-10)
+    _, at_once = model(TOKENS)
+    for found, whole in zip(tensors(state), tensors(at_once), strict=True):
+        torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-10)
     later = double(TOKENS[:, :3], past_key_values=expected.past_key_values, use_cache=True).logits
     torch.testing.assert_close(model(TOKENS[:, :3], state)[0], later, rtol=1e-9, atol=1e-9)
+
+
+PADDED = ["mamba2", "qwen3-next", "qwen3.5"]
+"""Of each kind one whose class of transformers masks padding in front."""
+
+
+@pytest.mark.parametrize("name", PADDED)
+@torch.no_grad()
+def test_padding_in_front(peers, name):
+    peer, folder = peers(name)
+    model, mask = from_huggingface(folder).model, torch.ones(2, 19, dtype=torch.bool)
+    mask[0, :7] = False
+    expected = peer(TOKENS[:, :19], attention_mask=mask.long(), use_cache=False).logits[mask]
+    found = model(TOKENS[:, :19], mask=mask)[0][mask]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["qwen3.5"])
+def test_gradients(peers, name):
+    """Of every weight, against the peer's through the rules: `theirs` is linear in the weights up to a constant."""
+    peer, folder = peers(name)
+    model = from_huggingface(folder).model
+    weights = (TOKENS[:, :19, None] % 7 - 3.0) / 10 * torch.linspace(-1, 1, 50)
+    (model(TOKENS[:, :19])[0] * weights).sum().backward()
+    peer.zero_grad()
+    (peer(TOKENS[:, :19], use_cache=False).logits * weights).sum().backward()
+    expected = {name: weight.grad.clone() for name, weight in peer.named_parameters()}
+    peer.zero_grad()
+    found = gradients_by_their_names(model, peer.config.model_type)
+    assert found.keys() == expected.keys()
+    for key, gradient in expected.items():
+        close = 1e-5 * gradient.abs().max().item()
+        torch.testing.assert_close(found[key], gradient, rtol=0, atol=close, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def gradients_by_their_names(model, model_type):
+    """The difference that a step along the gradients makes to the weights as transformers has them."""
+    architecture = ARCHITECTURES[model_type]
+    rules, fused = rules_of(architecture, model.config), fused_of(architecture, model.config)
+    stepped, start = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        for one, zero, weight in zip(stepped.parameters(), start.parameters(), model.parameters(), strict=True):
+            one.copy_(weight.grad)
+            zero.zero_()
+    after, before = (join_fused(weights_by_their_names(one, rules), fused) for one in (stepped, start))
+    return {name: after[name] - before[name] for name in after}
 
 
 @torch.no_grad()

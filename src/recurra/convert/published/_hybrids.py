@@ -1,5 +1,8 @@
-"""Stacks of recurrent layers and attention: transformers' RecurrentGemmaForCausalLM and Qwen3NextForCausalLM."""
+"""Stacks of recurrent layers and attention: transformers' RecurrentGemmaForCausalLM, Qwen3NextForCausalLM and
+Qwen3_5ForCausalLM.
+"""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -147,7 +150,7 @@ RECURRENT_GEMMA = Architecture(
 )
 
 
-# --- Qwen3-Next with dense feed-forward networks alone ---
+# --- Qwen3-Next with dense feed-forward networks alone, and Qwen3.5 (Qwen/Qwen3.5-0.8B, -27B) ---
 
 _LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"
 _OF_QWEN = {"linear_attention": _LINEAR, "full_attention": _ATTENTION}
@@ -160,6 +163,9 @@ _OF_EXPERTS = """
 moe_intermediate_size norm_topk_prob num_experts_per_tok output_router_logits router_aux_loss_coef
 shared_expert_intermediate_size
 """
+_OF_IMAGES = """
+text_config vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id language_model_only
+"""
 _DELTA = {
     "convolution": "conv1d",
     "A_log": "A_log",
@@ -167,22 +173,57 @@ _DELTA = {
     "norm": "norm",
     "output_projection": "out_proj",
 }
+_PROJECTIONS = {"qkv": "in_proj_qkv", "gate_projection": "in_proj_z"}
+_PROJECTIONS |= {"rate_projection": "in_proj_b", "decay_projection": "in_proj_a"}
 
 
-def _qwen_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+def _qwen3_next_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    dense, step = set(settings.numbers("mlp_only_layers") or ()), settings.size("decoder_sparse_step", 1)
+    n_experts = settings.size("num_experts", 512, least=0)
+    sparse = [number for number in range(n_layer) if n_experts and number not in dense and (number + 1) % step == 0]
+    settings.refuse_experts(n_experts, len(sparse), n_layer, "0, or all layers in mlp_only_layers")
+    settings.ignore(_OF_EXPERTS)
+    d_hidden = settings.size("intermediate_size", 5632)
+    return _qwen_config(settings, n_layer, d_hidden, _HEADS, settings.rotation(0.25))
+
+
+def _qwen3_5_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    settings.only(attn_output_gate=True, output_gate_type=("swish", "silu"))
+    # further layers that predict tokens ahead, which transformers' class does not load
+    settings.ignore("mamba_ssm_dtype mlp_only_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings")
+    # how the channels are shared between positions in time and in images, which are equal in a text
+    rotation = settings.rotation(0.25, neutral="mrope_section mrope_interleaved")
+    heads = _HEADS | {"n_kv_heads": ("num_key_value_heads", 4)}
+    return _qwen_config(settings, n_layer, settings.size("intermediate_size", 12288), heads, rotation)
+
+
+def of_qwen3_5(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Take the language model's entries out of a config.json of images and text, which is called `name`."""
+    text: Any = entries.get("text_config")
+    require(isinstance(text, dict), f"text_config in {name}", text, "an object")
+    settings = Settings(entries, name)
+    settings.ignore(_OF_IMAGES)
+    tied = settings.flag("tie_word_embeddings", False)
+    settings.finish()
+    return {"model_type": "qwen3_5_text", "tie_word_embeddings": tied, **text}
+
+
+def _qwen_config(
+    settings: Settings,
+    n_layer: int,
+    d_hidden: int,
+    heads: Mapping[str, tuple[str, int]],
+    rotation: tuple[float, float],
+) -> dict[str, Any]:
     kinds = settings.words("layer_types", _OF_QWEN)
     interval = settings.size("full_attention_interval", 4)
     kinds = kinds or [list(_OF_QWEN)[(number + 1) % interval == 0] for number in range(n_layer)]
     require(len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_QWEN)} for each of {n_layer} layers")
-    dense, step = set(settings.numbers("mlp_only_layers")), settings.size("decoder_sparse_step", 1)
-    n_experts = settings.size("num_experts", 512, least=0)
-    sparse = [number for number in range(n_layer) if n_experts and number not in dense and (number + 1) % step == 0]
-    settings.refuse_experts(n_experts, len(sparse), n_layer, "0, or all layers in mlp_only_layers")
     settings.only(hidden_act=("silu", "swish"), attention_bias=False)
-    settings.ignore(f"max_position_embeddings {_OF_EXPERTS}")
-    epsilon, (base, share) = settings.number("rms_norm_eps", 1e-6), settings.rotation(0.25)
+    settings.ignore("max_position_embeddings")
+    epsilon, (base, share) = settings.number("rms_norm_eps", 1e-6), rotation
     n_qk_heads, n_heads = settings.size("linear_num_key_heads", 16), settings.size("linear_num_value_heads", 32)
-    options = {
+    options: _Options = {
         _LINEAR: {
             "n_heads": n_heads,
             "n_qk_heads": n_qk_heads,
@@ -192,7 +233,7 @@ def _qwen_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, An
             "norm_epsilon": epsilon,
         },
         _ATTENTION: {
-            **settings.sizes(_HEADS),
+            **settings.sizes(heads),
             "rotated_share": share,
             "rotation_base": base,
             "window": None,
@@ -200,9 +241,12 @@ def _qwen_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, An
             "norm_epsilon": epsilon,
         },
     }
-    mixers = [_OF_QWEN[kind] for kind in kinds]
+    return _shape_of([_OF_QWEN[kind] for kind in kinds], options, d_hidden, epsilon)
+
+
+def _shape_of(mixers: list[str], options: _Options, d_hidden: int, epsilon: float) -> dict[str, Any]:
     return {
-        "d_channel_mixing": settings.size("intermediate_size", 5632),
+        "d_channel_mixing": d_hidden,
         "mixer": mixers,
         "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
         "feed_forward": "swiglu",
@@ -210,20 +254,29 @@ def _qwen_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, An
     }
 
 
-def _qwen_rules(block: Block) -> list[Rule]:
+def _qwen3_next_rules(block: Block) -> list[Rule]:
+    if block.mixer == _ATTENTION:
+        return _qwen_attention_rules(block)
+    (q, k, v, gate), (rate, decay) = (fused.names for fused in _qwen3_next_fused(block))
+    sizes = _sizes(block.d_model, block.options)
+    rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
+    split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
+    return [
+        stacked(f"{block.own}qkv.weight", [q, k, v], rows),
+        *plain_rules(split, block.own),
+        *plain_rules(_DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
+    ]
+
+
+def _qwen3_5_rules(block: Block) -> list[Rule]:
+    if block.mixer == _ATTENTION:
+        return _qwen_attention_rules(block)
+    return plain_rules(_DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
+
+
+def _qwen_attention_rules(block: Block) -> list[Rule]:
     own, theirs = block.own, f"model.layers.{block.number}."
-    parts = [fused.names for fused in _qwen_fused(block)]
-    if block.mixer == _LINEAR:
-        (q, k, v, gate), (rate, decay) = parts
-        sizes = _sizes(block.d_model, block.options)
-        rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
-        split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
-        return [
-            stacked(f"{own}qkv.weight", [q, k, v], rows),
-            *plain_rules(split, own),
-            *plain_rules(_DELTA, own, f"{theirs}linear_attn."),
-        ]
-    ((q, gate),) = parts
+    ((q, gate),) = (fused.names for fused in _qwen3_5_fused(block))
     order = turned_pairs(block)
     back = torch.argsort(order)
     return [
@@ -239,12 +292,17 @@ def _qwen_rules(block: Block) -> list[Rule]:
     ]
 
 
-def _qwen_fused(block: Block) -> list[Fused]:
-    theirs = f"model.layers.{block.number}."
+def _qwen3_5_fused(block: Block) -> list[Fused]:
+    if block.mixer == _LINEAR:
+        return []
+    n_heads, _, d_head = heads_of(block)
+    return [Fused(f"model.layers.{block.number}.self_attn.q_proj.weight", ("q", "gate"), n_heads, (d_head, d_head))]
+
+
+def _qwen3_next_fused(block: Block) -> list[Fused]:
     if block.mixer == _ATTENTION:
-        n_heads, _, d_head = heads_of(block)
-        return [Fused(f"{theirs}self_attn.q_proj.weight", ("q", "gate"), n_heads, (d_head, d_head))]
-    sizes = _sizes(block.d_model, block.options)
+        return _qwen3_5_fused(block)
+    theirs, sizes = f"model.layers.{block.number}.", _sizes(block.d_model, block.options)
     n_groups = sizes["n_qk_heads"]
     d_k, d_v, shared_by = sizes["d_qk"] // n_groups, sizes["d_v"] // n_groups, sizes["n_heads"] // n_groups
     return [
@@ -261,6 +319,10 @@ def _sizes(d_model: int, options: dict[str, Any]) -> dict[str, int]:
     return {"n_heads": n_heads, "n_qk_heads": n_qk_heads, "d_qk": d_qk, "d_v": options["d_v"] or 2 * d_qk}
 
 
+def _qwen3_next_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    return {**_qwen_settings(config, options), "mlp_only_layers": list(range(config.n_layer))}
+
+
 def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
     linear = options.get(_LINEAR, mixer_options(_LINEAR))
     attention = options.get(_ATTENTION, mixer_options(_ATTENTION))
@@ -269,7 +331,6 @@ def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
     return {
         "intermediate_size": max(config.d_channel_mixing, 1),
         "layer_types": _kinds(config, _OF_QWEN),
-        "mlp_only_layers": list(range(config.n_layer)),
         "linear_num_key_heads": sizes["n_qk_heads"],
         "linear_num_value_heads": sizes["n_heads"],
         "linear_key_head_dim": sizes["d_qk"] // sizes["n_qk_heads"],
@@ -282,8 +343,8 @@ def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
     }
 
 
-QWEN3_NEXT = Architecture(
-    model_type="qwen3_next",
+QWEN3_5 = Architecture(
+    model_type="qwen3_5_text",
     mixer=_LINEAR,
     names={
         "embedding": "model.embed_tokens",
@@ -295,8 +356,17 @@ QWEN3_NEXT = Architecture(
         "blocks.#.norm_feed_forward": "model.layers.#.post_attention_layernorm",
         "norm": "model.norm",
     },
-    config=_qwen_config,
+    config=_qwen3_5_config,
     settings=_qwen_settings,
-    rules=_qwen_rules,
-    fused=_qwen_fused,
+    rules=_qwen3_5_rules,
+    fused=_qwen3_5_fused,
+    other_tensors={"model.language_model.": "model.", "model.visual.": None, "mtp.": None},
+)
+QWEN3_NEXT = QWEN3_5._replace(
+    model_type="qwen3_next",
+    config=_qwen3_next_config,
+    settings=_qwen3_next_settings,
+    rules=_qwen3_next_rules,
+    fused=_qwen3_next_fused,
+    other_tensors={"mtp.": None},
 )

@@ -48,6 +48,7 @@ _STACK = {
     "head": "lm_head",
 }
 _OTHER_NAMES = {"d_model": "hidden_size", "n_layer": "num_hidden_layers"}
+_OTHER_TENSORS = {"backbone.embedding.": "backbone.embeddings."}  # in the authors' folders
 _HOW_IT_RUNS = """
 residual_in_fp32 rescale_prenorm_residual use_mambapy use_associative_scan use_falcon_mambapy fused_add_norm
 pad_vocab_size_multiple layer_types time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor
@@ -106,6 +107,7 @@ MAMBA = Architecture(
     fits=lambda config: not config.d_channel_mixing and not _is_falcon(config),
     tied=True,
     other_names=_OTHER_NAMES,
+    other_tensors=_OTHER_TENSORS,
 )
 FALCON_MAMBA = MAMBA._replace(
     model_type="falcon_mamba",
@@ -153,6 +155,7 @@ MAMBA2 = Architecture(
     config=_mamba2_config,
     settings=_mamba2_settings,
     other_names=_OTHER_NAMES,
+    other_tensors=_OTHER_TENSORS,
 )
 
 
@@ -163,8 +166,6 @@ _SSM_2 = _SSM | {"state_size": ("d_state", 128), "n_groups": ("ngroups", 1), "he
 _OF_TRAINING = """
 layer dt_min dt_max dt_init dt_scale dt_init_floor A_init_range conv_init chunk_size use_fast_path use_mem_eff_path
 """
-OTHER_TENSORS = {"backbone.embedding.weight": "backbone.embeddings.weight"}
-"""The authors' name of a tensor that has another one in transformers."""
 
 
 def of_the_authors(entries: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -100,12 +100,12 @@ class Settings:
             raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
         return value
 
-    def numbers(self, key: str) -> list[int]:
-        """Take a list of whole numbers from 0 up; empty if it is null or missing."""
+    def numbers(self, key: str) -> list[int] | None:
+        """Take a list of whole numbers from 0 up; None if it is null or missing."""
         value = self._left.pop(key, None)
         if value is not None and not (isinstance(value, list) and all(_is_whole(number, 0, _MOST) for number in value)):
             raise self._refusal(key, repr(value), "a list of whole numbers")
-        return value or []
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Take true or false."""
@@ -114,17 +114,21 @@ class Settings:
             raise self._refusal(key, repr(value), "true or false")
         return value
 
-    def rotation(self, share: float) -> tuple[float, float]:
-        """Take the base of rotary attention's angles and the share of the channels that turn, `share` by default."""
+    def rotation(self, share: float, base: float = 10000.0, neutral: str = "") -> tuple[float, float]:
+        """Take the base of rotary attention's angles and the share of the channels that turn, with these defaults.
+
+        `neutral` names the entries of rope_parameters that are dropped.
+        """
         value = self._left.pop("rope_parameters", None)
         if value is not None and not isinstance(value, dict):
             raise self._refusal("rope_parameters", repr(value), "an object")
         section = Settings(value or {}, f"rope_parameters in {self._name}")
-        base = section.number("rope_theta", self.number("rope_theta", 10000.0))
+        base = section.number("rope_theta", self.number("rope_theta", base))
         share = section.number("partial_rotary_factor", self.number("partial_rotary_factor", share))
         if not 0 <= share <= 1:
             raise self._refusal("partial_rotary_factor", repr(share), "a share from 0 to 1")
         section.only(rope_type="default", type="default")  # the second is its name in older files
+        section.ignore(neutral)
         section.finish()
         self.only(rope_scaling=None)
         return base, share
@@ -221,6 +225,8 @@ class Architecture(NamedTuple):
     """Whether it is the embedding unless config.json says otherwise."""
     other_names: Mapping[str, str] = {}
     """Entries that stand under other names, too: these to the usual ones."""
+    other_tensors: Mapping[str, str | None] = {}
+    """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
 
     @property
     def class_name(self) -> str:
@@ -312,6 +318,16 @@ class _Place(NamedTuple):
     own: str
     theirs: tuple[str, ...]
     rule: Rule
+
+
+def usual_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors of other folders their usual names, and drop those that the class has no use for."""
+    for beginning, usual in architecture.other_tensors.items():
+        found = [name for name in weights if name.startswith(beginning)]
+        moved = {name: weights.pop(name) for name in found}
+        if usual is not None:
+            weights |= {usual + name.removeprefix(beginning): tensor for name, tensor in moved.items()}
+    return weights
 
 
 def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:

@@ -1,6 +1,7 @@
 """Folders of transformers' own classes, read as a language model here and written back."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from recurra._files.weights import shape_difference
 from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published._hybrids import QWEN3_NEXT, RECURRENT_GEMMA
-from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, OTHER_TENSORS, of_the_authors
+from recurra.convert.published._hybrids import QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, of_qwen3_5
+from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     Architecture,
@@ -29,6 +30,7 @@ from recurra.convert.published._rules import (
     rules_of,
     settings_of,
     split_fused,
+    usual_names,
     weights_by_their_names,
 )
 from recurra.data.tokenizers import BytePairEncoding
@@ -37,7 +39,8 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 
 ARCHITECTURES = {
-    one.model_type: one for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
+    one.model_type: one
+    for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -52,10 +55,11 @@ def model_type_of(folder: Path) -> str:
 
 
 def _read_entries(path: Path) -> dict[str, Any]:
-    """Read a config.json; that of the authors of Mamba becomes one of transformers."""
+    """Read a config.json; that of the authors of Mamba, or of images and text, becomes that of a language model."""
     entries: dict[str, Any] = read_json(path, allow_nan=True)
-    is_the_authors = "d_model" in entries and "model_type" not in entries
-    return of_the_authors(entries, str(path)) if is_the_authors else entries
+    if "d_model" in entries and "model_type" not in entries:
+        return of_the_authors(entries, str(path))
+    return of_qwen3_5(entries, str(path)) if entries.get("model_type") == "qwen3_5" else entries
 
 
 def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
@@ -83,7 +87,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         return from_gguf(folder, dtype=dtype)
     entries = _read_entries(folder / "config.json")
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
-    weights = {OTHER_TENSORS.get(name, name): tensor for name, tensor in _read_folder_weights(folder).items()}
+    weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
     model = filled(outline, architecture, weights, str(folder), dtype)
     tokenizer = folder / "tokenizer.json"
@@ -159,17 +163,19 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     return weights
 
 
-def to_huggingface(portable: PortableModel, folder: str | Path) -> None:
+def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: str | None = None) -> None:
     """Write a language model as a folder that transformers loads with its own class, without code of this package.
 
     Args:
         portable: a `LanguageModel` of a shape that one of the known architectures has.
         folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
+        model_type: the class to write for, by the model_type of its config.json; the first that fits if None. It
+            matters for dense Qwen3-Next ("qwen3_next"), which is also a Qwen3.5 ("qwen3_5_text", the default).
 
     Raises:
         ValueError: transformers has no class for such a model.
     """
-    architecture, entries, weights = published_form(portable.model)
+    architecture, entries, weights = published_form(portable.model, model_type)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
@@ -184,9 +190,12 @@ def to_huggingface(portable: PortableModel, folder: str | Path) -> None:
     replace_files({folder / name: content for name, content in files.items()})
 
 
-def published_form(model: nn.Module) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
+def published_form(
+    model: nn.Module, model_type: str | None = None
+) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
     """Return the architecture that has this model's shape, the entries of its config.json, and its weights there."""
-    architecture, entries = _described(model)
+    known = ARCHITECTURES if model_type is None else {model_type: choose("model_type", ARCHITECTURES, model_type)}
+    architecture, entries = _described(model, known.values())
     config: Any = model.config
     weights = weights_by_their_names(model, rules_of(architecture, config))
     if tied_parameters(model):
@@ -216,15 +225,15 @@ def without_unused_tokens(portable: PortableModel) -> PortableModel:
     return portable._replace(model=smaller.eval())
 
 
-def _described(model: nn.Module) -> tuple[Architecture, dict[str, Any]]:
-    """The architecture that has this model's shape, and the entries of its config.json."""
+def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple[Architecture, dict[str, Any]]:
+    """The first architecture that has this model's shape, and the entries of its config.json."""
     if not isinstance(model, LanguageModel):
         raise ValueError(sentence("model", f"a {type(model).__name__}", "a LanguageModel"))
     config = model.config
     names = {name for name, _ in config.mixers}
-    found = next((one for one in ARCHITECTURES.values() if one.mixer in names and one.fits(config)), None)
+    found = next((one for one in architectures if one.mixer in names and one.fits(config)), None)
     if found is None:
-        known = ", ".join(dict.fromkeys(one.mixer for one in ARCHITECTURES.values()))
+        known = ", ".join(dict.fromkeys(one.mixer for one in architectures))
         raise ValueError(sentence("mixer", config.mixer, f"one that transformers has a class for: {known}"))
     entries = settings_of(found, config)
     theirs = read_config(found, Settings(entries, "config.json"))
