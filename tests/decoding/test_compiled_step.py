@@ -36,6 +36,7 @@ MIXERS = {
     "kda": {"n_heads": 2},
     "rwkv4": {},
     "rwkv4-channel-mixing": {},
+    "short-conv": {"biases": True},
 }
 
 
@@ -96,7 +97,7 @@ def test_heads_and_rounded_weights(options, numbers):
         assert_near((logits, other), (expected, state), tolerance_of(numbers))
 
 
-@pytest.mark.parametrize(("mixer", "options"), [("rg-lru", {"d_conv": 1}), ("gated-delta-net", {"kernel_size": 1})])
+@pytest.mark.parametrize(("mixer", "options"), [("rg-lru", {"d_conv": 1}), ("short-conv", {"kernel_size": 1})])
 @torch.no_grad()
 def test_a_state_with_a_tensor_without_numbers(mixer, options):
     """That of a convolution of one step."""

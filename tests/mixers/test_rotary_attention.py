@@ -15,8 +15,8 @@ def make(kind=RotaryAttention, **options):
     torch.manual_seed(0)
     layer = kind(12, **options).double()
     with torch.no_grad():
-        for norm in (layer.query_norm, layer.key_norm) if kind is GatedAttention else ():
-            norm.weight.uniform_(0.5, 1.5)
+        for weight in (*layer.query_norm.parameters(), *layer.key_norm.parameters()):
+            weight.uniform_(0.5, 1.5)
     return layer
 
 
@@ -29,7 +29,7 @@ def by_the_sum(layer, x):
     n_heads, groups, d_head = layer.n_heads, layer.n_kv_heads, layer.output_projection.in_features // layer.n_heads
     sizes = [n_heads * d_head, groups * d_head, groups * d_head]
     q, k, v = (part.unflatten(-1, (-1, d_head)) for part in layer.qkv(x).split(sizes, -1))
-    if isinstance(layer, GatedAttention):
+    if list(layer.query_norm.parameters()):
         q, k = normed(q, layer.query_norm), normed(k, layer.key_norm)
     k, v = (part[:, :, [head * groups // n_heads for head in range(n_heads)]] for part in (k, v))
     q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) for part in (q, k))
@@ -55,6 +55,7 @@ def by_the_sum(layer, x):
         (RotaryAttention, {"n_heads": 4, "n_kv_heads": 2, "d_head": 8, "rotated_share": 0.5, "window": 5}),
         (RotaryAttention, {"n_heads": 2, "n_kv_heads": 1, "d_head": 10, "rotated_share": 0.4, "output_bias": True}),
         (RotaryAttention, {"n_heads": 2, "n_kv_heads": 2, "rotated_share": 0.0, "window": 5}),
+        (RotaryAttention, {"n_heads": 4, "n_kv_heads": 2, "d_head": 6, "window": 5, "qk_norm": 0.2}),
         (GatedAttention, {"n_heads": 3, "window": None}),
         (GatedAttention, {"n_heads": 2, "window": 4, "rotation_base": 7.0}),
         (GatedAttention, {"n_heads": 4, "n_kv_heads": 2, "d_head": 8, "rotated_share": 0.25, "norm_epsilon": 0.3}),

@@ -31,6 +31,7 @@ from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4Channel
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
+from recurra.mixers.short_conv import GatedShortConvolution, GatedShortConvolutionState
 from recurra.mixers.slstm import SLSTM, SLSTMState
 
 __all__ = [
@@ -57,6 +58,8 @@ __all__ = [
     "GatedDeltaNet",
     "GatedLinearAttention",
     "GatedLinearAttentionState",
+    "GatedShortConvolution",
+    "GatedShortConvolutionState",
     "H3State",
     "HGRN2State",
     "Hyena",

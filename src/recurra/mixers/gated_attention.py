@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import require_positive
-from recurra.layers.norms import RMSNorm
 from recurra.mixers.base import register_mixer
 from recurra.mixers.rotary_attention import RotaryAttention
 
@@ -38,6 +37,7 @@ class GatedAttention(RotaryAttention):
         dropout: float = 0.0,
         norm_epsilon: float = 1e-6,
     ) -> None:
+        require_positive(norm_epsilon=norm_epsilon)
         super().__init__(
             d_model,
             n_heads=n_heads,
@@ -48,15 +48,9 @@ class GatedAttention(RotaryAttention):
             rotation_base=rotation_base,
             output_bias=output_bias,
             dropout=dropout,
+            qk_norm=norm_epsilon,
         )
-        require_positive(norm_epsilon=norm_epsilon)
-        self.query_norm, self.key_norm = RMSNorm(self.d_head, norm_epsilon), RMSNorm(self.d_head, norm_epsilon)
         self.gate_projection = nn.Linear(d_model, n_heads * self.d_head, bias=False)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys normalised."""
-        queries, keys, values = super().project(x)
-        return self.query_norm(queries).to(values.dtype), self.key_norm(keys), values
 
     def output(self, x: Tensor, y: Tensor) -> Tensor:
         """Gate, then project."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, require_positive, require_probability
 from recurra.layers.attention import append_to_cache, cache_limit, causal_attention, head_size, trim_cache, windows
-from recurra.layers.norms import at_least_float32
+from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import phases, rotate
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 from recurra.ops._operator import OneNode, is_any_length
@@ -41,6 +41,8 @@ class RotaryAttention(Mixer):
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
             stream: the state then grows with every step, and so does the time that a step takes.
         dropout: probability of dropping an attention weight.
+        qk_norm: epsilon of a root mean square norm of queries and keys in each head, before they are rotated, with one
+            scale for all heads, as in LFM2 (arXiv 2511.23404); none if None. The state then holds normalised keys.
     """
 
     masks_products = True
@@ -57,6 +59,7 @@ class RotaryAttention(Mixer):
         rotation_base: float = 10000.0,
         output_bias: bool = False,
         dropout: float = 0.0,
+        qk_norm: float | None = None,
     ) -> None:
         d_head = head_size(d_model, n_heads, d_head)
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -70,12 +73,17 @@ class RotaryAttention(Mixer):
             even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
         )
         require_probability(dropout=dropout)
+        if qk_norm is not None:
+            require_positive(qk_norm=qk_norm)
         past = StateSpec((Dim("p", cache_limit(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated
         self.window, self.dropout, self.rotation_base = window, dropout, rotation_base
         self.qkv = nn.Linear(d_model, (n_heads + 2 * n_kv_heads) * d_head, bias=False)
         self.output_projection = nn.Linear(n_heads * d_head, d_model, bias=output_bias)
+        self.query_norm, self.key_norm = (
+            nn.Identity() if qk_norm is None else RMSNorm(d_head, qk_norm) for _ in range(2)
+        )
 
     def mix(self, x: Tensor, state: RotaryAttentionState, mask: None) -> tuple[Tensor, RotaryAttentionState]:
         queries, keys, values = self.project(x)
@@ -84,10 +92,10 @@ class RotaryAttention(Mixer):
         return self.output(x, y.flatten(2)), trim_cache(known, self.window)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, L, H, d_head), keys and values (B, L, G, d_head), not rotated."""
+        """Queries (B, L, H, d_head), keys and values (B, L, G, d_head), normalised but not rotated."""
         heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads]
         queries, keys, values = self.qkv(x).unflatten(-1, (-1, self.d_head)).split(heads, 2)
-        return queries, keys, values
+        return self.query_norm(queries).to(values.dtype), self.key_norm(keys), values
 
     def output(self, x: Tensor, y: Tensor) -> Tensor:
         """What leaves the layer, of all heads' values y and the layer's input x."""

@@ -39,6 +39,7 @@ MIXERS = {  # one block each, so that one trace does for many
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
+    "short-conv": {"biases": True},
     "slstm": {"n_heads": 2},
 }
 HALVES = {"one half": [*MIXERS][::2], "the other": [*MIXERS][1::2]}

@@ -41,9 +41,18 @@ JAMBA = {
     "mamba_dt_rank": 3,
     "rms_norm_eps": 1e-3,
 }
+LFM2 = {
+    "num_hidden_layers": 3,
+    "intermediate_size": 31,
+    "block_multiple_of": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
 ROTATION = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
 MROPE = {**ROTATION, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
 TIED = {"tie_word_embeddings": True}
+OF_LFM2 = {"tie_word_embeddings": False, "block_ffn_dim_multiplier": 1.3, "head_dim": 10}
 HYBRID = ["linear_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
@@ -55,6 +64,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
+    "lfm2": ("Lfm2", {**LFM2, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3}),
+    "lfm2-biases": ("Lfm2", {**LFM2, "full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 4, **OF_LFM2}),
     "qwen3.5": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "rope_parameters": MROPE, "linear_conv_kernel_dim": 3}),
     "qwen3.5-tied": ("Qwen3_5", {**QWEN, "num_hidden_layers": 3, "full_attention_interval": 2, **TIED}),
     "qwen3-next": ("Qwen3Next", {**QWEN_NEXT, "layer_types": HYBRID, "rope_parameters": ROTATION}),

@@ -102,11 +102,17 @@ def test_shards_with_an_index(copy):
         ("qwen3-next", {"layer_types": ["full_attention"]}, "layer_types is .*, full_attention for each of 2 layers"),
         ("qwen3-next", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whi"),
         ("qwen3-next", {"rope_parameters": {"factor": 2.0}}, "rope_parameters in .* is one with factor; expected no e"),
-        (
-            "qwen3.5",
-            {"attn_output_gate": False},
-            "attn_output_gate in .* is False, which is not supported; expected",
-        ),
+        ("lfm2", {"block_use_swiglu": False}, "block_use_swiglu in .* is False, which is not supported; expected True"),
+        ("lfm2", {"use_pos_enc": False}, "use_pos_enc in .* is False, which is not supported; expected True"),
+        ("lfm2", {"tie_embedding": False}, "tie_embedding in .* is False; expected that of tie_word_embeddings, True"),
+        ("lfm2", {"block_ff_dim": 32}, "block_ff_dim in .* is 32; expected that of intermediate_size, 31"),
+        ("lfm2", {"block_auto_adjust_ff_dim": False}, r"feed_forward\.w1.* is \(24, 24\); expected \(31, 24\)"),
+        ("lfm2", {"layer_types": ["conv"]}, "layer_types is .*; expected one of conv, full_attention for each of 3"),
+        ("lfm2", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; expected 1.0, as"),
+        ("lfm2", {"num_experts": 8}, "is one with num_experts; expected no entries that this converter does not know"),
+        ("lfm2", {"conv_bias": True}, r"missing: model\.layers\.0\.conv\.in_proj\.bias"),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": []}, r"unknown: model\.layers\.1\.self_attn\.k_layernorm"),
+        ("qwen3.5", {"attn_output_gate": False}, "attn_output_gate in .* is False, which is not supported"),
         ("qwen3.5", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
         ("qwen3.5", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whic"),
         ("qwen3.5", {"num_experts": 8}, "is one with num_experts; expected no entries that this converter does not"),
@@ -145,6 +151,17 @@ def test_the_language_model_of_a_model_of_images_and_text(copy):
     (folder / "config.json").write_text(json.dumps(whole | {"audio_config": {}}))
     with pytest.raises(ValueError, match="is one with audio_config; expected no entries that this converter does not"):
         from_huggingface(folder)
+
+
+def test_the_names_of_liquid_ais_own_folders(copy):
+    folder = copy("lfm2")
+    expected = from_huggingface(folder).model(TOKENS)[0]
+    entries = json.loads((folder / "config.json").read_text())
+    entries |= {"block_ff_dim": entries.pop("intermediate_size"), "tie_embedding": entries.pop("tie_word_embeddings")}
+    entries |= {"rope_theta": entries.pop("rope_parameters")["rope_theta"], "layer_types": None, "full_attn_idxs": [1]}
+    entries |= {"block_dim": 24, "block_use_swiglu": True, "block_norm_eps": 1e-5, "conv_dim": 24, "num_heads": 4}
+    (folder / "config.json").write_text(json.dumps(entries))
+    assert torch.equal(from_huggingface(folder).model(TOKENS)[0], expected)
 
 
 def test_a_missing_fused_matrix_is_named(copy):

@@ -51,6 +51,7 @@ WRONG = [None, True, -1, 0, 0.3, 5, 10**12, 10**400, 1e308, math.nan, -math.inf,
 WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"partial_rotary_factor": math.nan}]
 OLDER = {
     "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
+    "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
     "rwkv": ("attention_hidden_size",),
@@ -96,6 +97,8 @@ HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
     "attention first": {"rotary-attention": JAMBA, "mamba": MAMBA},
     "jamba without attention": {"mamba": MAMBA},
+    "lfm2": {"short-conv": {"biases": True}, "rotary-attention": {"n_heads": 2, "window": None, "qk_norm": 1e-5}},
+    "lfm2 without attention": {"short-conv": {"kernel_size": 1}},
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
 }
 
@@ -124,6 +127,10 @@ def test_a_class_may_be_chosen_where_two_have_the_shape(tmp_path):
         to_huggingface(ours, tmp_path / "no", model_type="xlstm")
     with pytest.raises(ValueError, match="model_type is 'llama'; expected one of jamba, "):
         to_huggingface(ours, tmp_path / "no", model_type="llama")
+
+
+def lfm2(**options) -> PortableModel:
+    return portable({"short-conv": {}, "rotary-attention": HYBRIDS["lfm2"]["rotary-attention"] | options})
 
 
 def griffin(**options) -> PortableModel:
@@ -168,6 +175,12 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA | {"d_head": 6}}), r"qkv\.weight \(36, 8\)"),
         (lambda: portable({"gated-delta-net": DELTA | {"negative_eigenvalues": True}}), "negative_eigenvalues True in"),
         (lambda: portable({"gated-delta-net": DELTA | {"norm_epsilon": 1e-6}}), "norm_epsilon 1e-06 instead of 1e-05"),
+        (lambda: lfm2(qk_norm=1e-6), "qk_norm 1e-06 instead of 1e-05 of rotary-attention; .* a Lfm2ForCausalLM"),
+        (lambda: lfm2(qk_norm=None), r"blocks\.1\.mixer\.key_norm\.weight missing"),
+        (lambda: lfm2(rotated_share=0.5), "rotated_share 0.5 instead of 1.0 of rotary-attention"),
+        (lambda: lfm2(window=5), "window 5 instead of None of rotary-attention"),
+        (lambda: lfm2(output_bias=True), "output_bias True instead of False of rotary-attention"),
+        (lambda: lfm2(dropout=0.1), "dropout 0.1 instead of 0.0 of rotary-attention"),
         (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -35,21 +36,30 @@ def test_jamba(peers, monkeypatch):
     torch.testing.assert_close(torch.cat(found, 1), torch.cat([whole.logits, *later], 1), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "source"), [("qwen3-next", modeling_qwen3_next), ("qwen3.5", modeling_qwen3_5)])
+SOURCES = {
+    "lfm2": modeling_lfm2,
+    "lfm2-biases": modeling_lfm2,
+    "qwen3-next": modeling_qwen3_next,
+    "qwen3.5": modeling_qwen3_5,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
 @torch.no_grad()
-def test_qwen(peers, monkeypatch, name, source):
+def test_hybrids_with_attention(peers, monkeypatch, name):
     """75 steps: more than a chunk of theirs, and then 3 more from its cache."""
+    source = SOURCES[name]
     peer, folder = peers(name)
     model = from_huggingface(folder, dtype=torch.float64).model
-    names = {name: getattr(torch, name) for name in dir(torch)}
-    monkeypatch.setattr(source, "torch", SimpleNamespace(**(names | {"float32": torch.float64})))
+    names = {name: getattr(torch, name) for name in dir(torch)} | dict.fromkeys(("float", "float32"), torch.float64)
+    monkeypatch.setattr(source, "torch", SimpleNamespace(**names))
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     double = type(peer)(peer.config).double().eval()
     double.load_state_dict(peer.state_dict())
     rotary = double.model.rotary_emb
     n_rotated = 2 * len(rotary.inv_freq)
-    rotary.inv_freq = 5e5 ** -(torch.arange(0, n_rotated, 2, dtype=torch.float64) / n_rotated)
-    monkeypatch.setattr(torch, "float", torch.float64)
+    shares = torch.arange(0, n_rotated, 2, dtype=torch.float64) / n_rotated
+    rotary.inv_freq = peer.config.rope_parameters["rope_theta"] ** -shares
     expected = double(TOKENS, use_cache=True)
     pieces, state = [], None
     for piece in TOKENS.split([1, 7, 67], 1):
@@ -63,7 +73,7 @@ def test_qwen(peers, monkeypatch, name, source):
     torch.testing.assert_close(model(TOKENS[:, :3], state)[0], later, rtol=1e-9, atol=1e-9)
 
 
-PADDED = ["mamba2", "qwen3-next", "qwen3.5"]
+PADDED = ["lfm2", "mamba2", "qwen3-next", "qwen3.5"]
 """Of each kind one whose class of transformers masks padding in front."""
 
 
@@ -78,9 +88,9 @@ def test_padding_in_front(peers, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["qwen3.5"])
+@pytest.mark.parametrize("name", ["lfm2-biases", "qwen3.5"])
 def test_gradients(peers, name):
-    """Of every weight, against the peer's through the rules: `theirs` is linear in the weights up to a constant."""
+    """Of every weight: the rules are linear up to constants, so they turn gradients into the peer's as well."""
     peer, folder = peers(name)
     model = from_huggingface(folder).model
     weights = (TOKENS[:, :19, None] % 7 - 3.0) / 10 * torch.linspace(-1, 1, 50)
@@ -97,7 +107,7 @@ def test_gradients(peers, name):
 
 
 def gradients_by_their_names(model, model_type):
-    """The difference that a step along the gradients makes to the weights as transformers has them."""
+    """What the gradients, added to weights of zeros, change in them as transformers has them."""
     architecture = ARCHITECTURES[model_type]
     rules, fused = rules_of(architecture, model.config), fused_of(architecture, model.config)
     stepped, start = copy.deepcopy(model), copy.deepcopy(model)

@@ -1,5 +1,5 @@
-"""Stacks of recurrent layers and attention: transformers' RecurrentGemmaForCausalLM, Qwen3NextForCausalLM and
-Qwen3_5ForCausalLM.
+"""Stacks of recurrent layers and attention: transformers' RecurrentGemmaForCausalLM, Qwen3NextForCausalLM,
+Qwen3_5ForCausalLM and Lfm2ForCausalLM.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,10 @@ from recurra.convert.published._rules import (
     Rule,
     Settings,
     attention_rules,
+    head_norm_rules,
     heads_of,
     plain_rules,
-    reordered,
     stacked,
-    turned_pairs,
     written,
 )
 from recurra.mixers.base import mixer_options
@@ -275,20 +274,12 @@ def _qwen3_5_rules(block: Block) -> list[Rule]:
 
 
 def _qwen_attention_rules(block: Block) -> list[Rule]:
-    own, theirs = block.own, f"model.layers.{block.number}."
+    theirs = f"model.layers.{block.number}.self_attn."
     ((q, gate),) = (fused.names for fused in _qwen3_5_fused(block))
-    order = turned_pairs(block)
-    back = torch.argsort(order)
     return [
-        *attention_rules(block, f"{theirs}self_attn.", queries=q),
-        *plain_rules({"gate_projection.weight": gate}, own),
-        *plain_rules(
-            {"query_norm": "q_norm", "key_norm": "k_norm"},
-            own,
-            f"{theirs}self_attn.",
-            lambda scale: reordered(scale, order) + 1,
-            lambda scale: (reordered(scale, back) - 1,),
-        ),
+        *attention_rules(block, theirs, queries=q),
+        *plain_rules({"gate_projection.weight": gate}, block.own),
+        *head_norm_rules(block, {"query_norm": "q_norm", "key_norm": "k_norm"}, theirs, less=1.0),
     ]
 
 
@@ -369,4 +360,93 @@ QWEN3_NEXT = QWEN3_5._replace(
     rules=_qwen3_next_rules,
     fused=_qwen3_next_fused,
     other_tensors={"mtp.": None},
+)
+
+
+# --- LFM2 (LiquidAI/LFM2-350M, -1.2B, -2.6B) ---
+
+_OF_LFM2 = {"conv": "short-conv", "full_attention": "rotary-attention"}
+_SHORT = {"input_projection": "in_proj", "convolution": "conv", "output_projection": "out_proj"}
+_OF_NO_CLASS = """
+block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_xavier_init conv_dim conv_dim_out
+conv_use_xavier_init max_position_embeddings num_heads theta
+"""
+
+
+def _lfm2_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    kinds, attending = settings.words("layer_types", _OF_LFM2), settings.numbers("full_attn_idxs")
+    attends = set(range(n_layer) if attending is None else attending)
+    kinds = kinds or ["full_attention" if number in attends else "conv" for number in range(n_layer)]
+    require(len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_LFM2)} for each of {n_layer} layers")
+    epsilon, (base, share) = settings.number("norm_eps", 1e-5), settings.rotation(1.0, 1e6)
+    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    settings.only(block_use_swiglu=True, use_pos_enc=True)
+    settings.ignore(_OF_NO_CLASS)
+    n_heads = settings.size("num_attention_heads", 32)
+    options: _Options = {
+        "short-conv": {"kernel_size": settings.size("conv_L_cache", 3), "biases": settings.flag("conv_bias", False)},
+        "rotary-attention": {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.size("num_key_value_heads", 8),
+            "d_head": settings.optional_size("head_dim") or d_model // n_heads,
+            "rotation_base": base,
+            "window": None,
+            "qk_norm": epsilon,
+        },
+    }
+    return _shape_of([_OF_LFM2[kind] for kind in kinds], options, _lfm2_channels(settings), epsilon)
+
+
+def _lfm2_channels(settings: Settings) -> int:
+    """Hidden channels of the feed-forward networks: two thirds of what config.json says, rounded up."""
+    n_channels, multiple = settings.size("intermediate_size", 12288), settings.size("block_multiple_of", 256)
+    adjusted = int(settings.channels("block_ffn_dim_multiplier", 1.0, int(2 * n_channels / 3)))
+    return -(-adjusted // multiple) * multiple if settings.flag("block_auto_adjust_ff_dim", True) else n_channels
+
+
+def _lfm2_rules(block: Block) -> list[Rule]:
+    theirs = f"model.layers.{block.number}."
+    if block.mixer == "short-conv":
+        return plain_rules(_SHORT, block.own, f"{theirs}conv.")
+    norms = {"query_norm": "q_layernorm", "key_norm": "k_layernorm"}
+    theirs += "self_attn."
+    return [*attention_rules(block, theirs, output="out_proj"), *head_norm_rules(block, norms, theirs)]
+
+
+def _lfm2_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    absent = mixer_options("rotary-attention") | {"n_heads": 1}
+    attention = options.get("rotary-attention", absent)
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, "rotary-attention", attention, config.d_model))
+    return {
+        "intermediate_size": max(config.d_channel_mixing, 1),
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": _kinds(config, _OF_LFM2),
+        "conv_L_cache": options["short-conv"]["kernel_size"],
+        "conv_bias": options["short-conv"]["biases"],
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "rope_parameters": {"rope_type": "default", "rope_theta": attention["rotation_base"]},
+        "norm_eps": config.norm_epsilon,
+    }
+
+
+LFM2 = Architecture(
+    model_type="lfm2",
+    mixer="short-conv",
+    names={
+        "embedding": "model.embed_tokens",
+        "blocks.#.norm_mixing": "model.layers.#.operator_norm",
+        "blocks.#.norm_feed_forward": "model.layers.#.ffn_norm",
+        "blocks.#.feed_forward.gate": "model.layers.#.feed_forward.w1",
+        "blocks.#.feed_forward.up": "model.layers.#.feed_forward.w3",
+        "blocks.#.feed_forward.down": "model.layers.#.feed_forward.w2",
+        "norm": "model.embedding_norm",  # of what enters the head
+        "head": "lm_head",
+    },
+    config=_lfm2_config,
+    settings=_lfm2_settings,
+    rules=_lfm2_rules,
+    tied=True,
+    other_names={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
 )

@@ -452,7 +452,7 @@ def reordered(weight: Tensor, order: Tensor) -> Tensor:
     return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
-def attention_rules(block: Block, theirs: str, queries: str | None = None) -> list[Rule]:
+def attention_rules(block: Block, theirs: str, queries: str | None = None, output: str = "o_proj") -> list[Rule]:
     """Make rules for queries, keys and values, which are one matrix here, and for the output projection."""
     n_heads, n_kv_heads, d_head = heads_of(block)
     order = turned_pairs(block)
@@ -468,5 +468,18 @@ def attention_rules(block: Block, theirs: str, queries: str | None = None) -> li
     names = (queries or f"{theirs}q_proj.weight", f"{theirs}k_proj.weight", f"{theirs}v_proj.weight")
     return [
         Rule(re.escape(f"{block.own}qkv.weight"), names, read, write),
-        *plain_rules({"output_projection": "o_proj"}, block.own, theirs),
+        *plain_rules({"output_projection": output}, block.own, theirs),
     ]
+
+
+def head_norm_rules(block: Block, names: Mapping[str, str], theirs: str, less: float = 0.0) -> list[Rule]:
+    """Make rules for norms in each head, whose scales the other code keeps less this number."""
+    order = turned_pairs(block)
+    back = torch.argsort(order)
+    return plain_rules(
+        names,
+        block.own,
+        theirs,
+        lambda scale: reordered(scale, order) + less,
+        lambda scale: (reordered(scale, back) - less,),
+    )
