@@ -41,6 +41,17 @@ JAMBA = {
     "mamba_dt_rank": 3,
     "rms_norm_eps": 1e-3,
 }
+BAMBA = {
+    "num_hidden_layers": 3,
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "mamba_d_state": 6,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+    "pad_token_id": None,
+}
 LFM2 = {
     "num_hidden_layers": 3,
     "intermediate_size": 31,
@@ -61,6 +72,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("Jamba", {**JAMBA, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "jamba-without-attention": ("Jamba", {**JAMBA, "tie_word_embeddings": True}),
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
+    "bamba": ("Bamba", {**BAMBA, "attn_layer_indices": [1], "mamba_chunk_size": 8}),
+    "bamba-tied": ("Bamba", {**BAMBA, "attn_layer_indices": [0], "mamba_expand": 1, "head_dim": 12, **TIED}),
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),

@@ -51,6 +51,7 @@ WRONG = [None, True, -1, 0, 0.3, 5, 10**12, 10**400, 1e308, math.nan, -math.inf,
 WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"partial_rotary_factor": math.nan}]
 OLDER = {
     "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
+    "bamba": ("partial_rotary_factor", "rope_theta", "layer_types", "head_dim"),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
@@ -90,6 +91,7 @@ def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
 MAMBA = {"selection_norm": 1e-5, "selection_scales": True}
 ATTENTION = {"n_heads": 2, "norm_epsilon": 1e-5, "window": None}
 GRIFFIN = {"n_heads": 2, "rotated_share": 0.5, "window": 5, "output_bias": True}
+BAMBA = {"n_heads": 2, "rotated_share": 0.5, "window": None, "dropout": 0.1}
 JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
 DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
 SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
@@ -97,6 +99,8 @@ HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
     "attention first": {"rotary-attention": JAMBA, "mamba": MAMBA},
     "jamba without attention": {"mamba": MAMBA},
+    "bamba": {"mamba2": {"n_heads": 4, "n_groups": 2}, "rotary-attention": BAMBA},
+    "bamba without attention": {"mamba2": {}},
     "lfm2": {"short-conv": {"biases": True}, "rotary-attention": {"n_heads": 2, "window": None, "qk_norm": 1e-5}},
     "lfm2 without attention": {"short-conv": {"kernel_size": 1}},
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
@@ -175,6 +179,8 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA | {"d_head": 6}}), r"qkv\.weight \(36, 8\)"),
         (lambda: portable({"gated-delta-net": DELTA | {"negative_eigenvalues": True}}), "negative_eigenvalues True in"),
         (lambda: portable({"gated-delta-net": DELTA | {"norm_epsilon": 1e-6}}), "norm_epsilon 1e-06 instead of 1e-05"),
+        (lambda: portable({"mamba2": {}, "rotary-attention": JAMBA}), "rotated_share 0.0 instead of 0.5 of rotary-att"),
+        (lambda: portable({"mamba2": {}}, biases=True), "biases True instead of False; .* a BambaForCausalLM"),
         (lambda: lfm2(qk_norm=1e-6), "qk_norm 1e-06 instead of 1e-05 of rotary-attention; .* a Lfm2ForCausalLM"),
         (lambda: lfm2(qk_norm=None), r"blocks\.1\.mixer\.key_norm\.weight missing"),
         (lambda: lfm2(rotated_share=0.5), "rotated_share 0.5 instead of 1.0 of rotary-attention"),

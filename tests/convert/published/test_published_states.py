@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.models.bamba import modeling_bamba
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -37,6 +38,7 @@ def test_jamba(peers, monkeypatch):
 
 
 SOURCES = {
+    "bamba": modeling_bamba,
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "qwen3-next": modeling_qwen3_next,
@@ -47,7 +49,7 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 @torch.no_grad()
 def test_hybrids_with_attention(peers, monkeypatch, name):
-    """75 steps: more than a chunk of theirs, and then 3 more from its cache."""
+    """75 steps: more than a chunk of theirs, and then 3 from its cache, one by one, as Bamba requires."""
     source = SOURCES[name]
     peer, folder = peers(name)
     model = from_huggingface(folder, dtype=torch.float64).model
@@ -69,11 +71,14 @@ def test_hybrids_with_attention(peers, monkeypatch, name):
     _, at_once = model(TOKENS)
     for found, whole in zip(tensors(state), tensors(at_once), strict=True):
         torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-10)
-    later = double(TOKENS[:, :3], past_key_values=expected.past_key_values, use_cache=True).logits
-    torch.testing.assert_close(model(TOKENS[:, :3], state)[0], later, rtol=1e-9, atol=1e-9)
+    for number, step in enumerate(TOKENS[:, :3].split(1, 1)):
+        place = torch.full((2, 1), TOKENS.shape[1] + number)  # which a Bamba does not count itself
+        later = double(step, past_key_values=expected.past_key_values, position_ids=place, use_cache=True).logits
+        logits, state = model(step, state)
+        torch.testing.assert_close(logits, later, rtol=1e-9, atol=1e-9)
 
 
-PADDED = ["lfm2", "mamba2", "qwen3-next", "qwen3.5"]
+PADDED = ["bamba", "lfm2", "mamba2", "qwen3-next", "qwen3.5"]
 """Of each kind one whose class of transformers masks padding in front."""
 
 
@@ -88,7 +93,7 @@ def test_padding_in_front(peers, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["lfm2-biases", "qwen3.5"])
+@pytest.mark.parametrize("name", ["bamba", "lfm2-biases", "qwen3.5"])
 def test_gradients(peers, name):
     """Of every weight: the rules are linear up to constants, so they turn gradients into the peer's as well."""
     peer, folder = peers(name)

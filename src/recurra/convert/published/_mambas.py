@@ -1,4 +1,4 @@
-"""Mamba as transformers' MambaForCausalLM, FalconMambaForCausalLM, Mamba2ForCausalLM and JambaForCausalLM have it.
+"""Mamba as transformers' Mamba, FalconMamba, Mamba2, Jamba and BambaForCausalLM have it.
 
 And as the authors' own folders have it.
 """
@@ -15,10 +15,12 @@ from recurra.convert.published._rules import (
     Rule,
     Settings,
     attention_rules,
+    heads_of,
     options_of,
     plain_rules,
     written,
 )
+from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
 _Options = dict[str, dict[str, Any]]
@@ -128,13 +130,16 @@ _SIZES_2 = {
 }
 
 
+_NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+"""Of step sizes: transformers writes infinity as an object, since JSON has none; others write it as Infinity."""
+
+
 def _mamba2_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
     _take_common(settings)
     options = settings.sizes(_SIZES_2)
     inner, got = options["expand"] * d_model, options["n_heads"] * settings.size("head_dim", 64)
     require(got == inner, "num_heads * head_dim", got, f"expand * hidden_size = {inner}")
-    # transformers writes infinity as an object, since JSON has none; others write it as Infinity
-    settings.only(time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}]), layer_norm_epsilon=1e-5)
+    settings.only(time_step_limit=_NO_LIMIT, layer_norm_epsilon=1e-5)
     # norm_before_gate is true in published files; transformers' class always gates first
     settings.ignore("norm_before_gate chunk_size time_step_rank intermediate_size")
     return {"mixer_options": options}
@@ -143,9 +148,14 @@ def _mamba2_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, 
 def _mamba2_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
     mamba = options["mamba2"]
     inner = mamba["expand"] * config.d_model
-    n_heads = mamba["n_heads"] or max(inner // 64, 1)
+    n_heads = _heads_of_mamba2(config, mamba)
     sizes = written(mamba | {"n_heads": n_heads}, _SIZES_2)
     return {**sizes, "head_dim": inner // n_heads, "layer_norm_epsilon": config.norm_epsilon}
+
+
+def _heads_of_mamba2(config: LanguageModelConfig, mamba: dict[str, Any]) -> int:
+    """Heads of mamba2, by its own default."""
+    return int(mamba["n_heads"] or max(mamba["expand"] * config.d_model // 64, 1))
 
 
 MAMBA2 = Architecture(
@@ -154,6 +164,7 @@ MAMBA2 = Architecture(
     names=_STACK | {f"blocks.#.mixer.{own}": f"backbone.layers.#.mixer.{name}" for own, name in _MAMBA_2.items()},
     config=_mamba2_config,
     settings=_mamba2_settings,
+    fits=lambda config: not config.d_channel_mixing,
     other_names=_OTHER_NAMES,
     other_tensors=_OTHER_TENSORS,
 )
@@ -286,4 +297,79 @@ JAMBA = Architecture(
     settings=_jamba_settings,
     rules=_jamba_rules,
     fits=lambda config: config.d_channel_mixing > 0,
+)
+
+
+# --- Bamba (ibm-ai-platform/Bamba-9B) ---
+
+_SIZES_OF_BAMBA = {
+    "d_state": ("mamba_d_state", 256),
+    "d_conv": ("mamba_d_conv", 4),
+    "n_groups": ("mamba_n_groups", 1),
+    "expand": ("mamba_expand", 2),
+    "n_heads": ("mamba_n_heads", 128),
+}
+
+
+def _bamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    attends = set(settings.numbers("attn_layer_indices") or ())
+    mixers = [ATTENTION if number in attends else "mamba2" for number in range(n_layer)]
+    kinds = ["full_attention" if name == ATTENTION else "linear_attention" for name in mixers]
+    settings.only(layer_types=kinds, layers_block_type=kinds, time_step_limit=_NO_LIMIT, rms_norm_eps=1e-5)
+    settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False)
+    settings.only(attention_bias=False, mlp_bias=False)
+    settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep z_loss_coefficient")
+    sizes, (base, share) = settings.sizes(_SIZES_OF_BAMBA), settings.rotation(0.5)
+    require(share == 0.5, "partial_rotary_factor", share, "0.5, as transformers' class has it")
+    inner, n_heads = sizes["expand"] * d_model, settings.size("num_attention_heads", 32)
+    got = sizes["n_heads"] * (settings.optional_size("mamba_d_head", absent="auto") or inner // sizes["n_heads"])
+    require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_expand * hidden_size = {inner}")
+    attention = {
+        "n_heads": n_heads,
+        "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
+        "d_head": settings.optional_size("head_dim") or d_model // n_heads,
+        "dropout": settings.number("attention_dropout", 0.0),
+        "rotated_share": 0.5,
+        "rotation_base": base,
+        "window": None,
+    }
+    options = {"mamba2": sizes, ATTENTION: attention}
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 14336),
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": "swiglu",
+    }
+
+
+def _bamba_rules(block: Block) -> list[Rule]:
+    theirs = f"model.layers.{block.number}"
+    if block.mixer == ATTENTION:
+        return attention_rules(block, f"{theirs}.self_attn.")
+    return plain_rules(_MAMBA_2, block.own, f"{theirs}.mamba.")
+
+
+def _bamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
+    sizes = mamba | {"n_heads": _heads_of_mamba2(config, mamba)}
+    return {
+        **written(sizes, _SIZES_OF_BAMBA),
+        "intermediate_size": config.d_channel_mixing,
+        "attn_layer_indices": [number for number, (name, _) in enumerate(config.mixers) if name == ATTENTION],
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": attention["dropout"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": attention["rotation_base"]},
+        "rms_norm_eps": config.norm_epsilon,
+    }
+
+
+BAMBA = JAMBA._replace(
+    model_type="bamba",
+    mixer="mamba2",
+    config=_bamba_config,
+    settings=_bamba_settings,
+    rules=_bamba_rules,
 )

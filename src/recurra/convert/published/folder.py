@@ -16,7 +16,7 @@ from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
 from recurra.convert.published._hybrids import LFM2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, of_qwen3_5
-from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._mambas import BAMBA, FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     Architecture,
@@ -40,7 +40,7 @@ from recurra.models.registry import on_meta
 
 ARCHITECTURES = {
     one.model_type: one
-    for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
+    for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, LFM2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
