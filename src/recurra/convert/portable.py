@@ -140,8 +140,16 @@ _FORMAT = "recurra model 2"
 _WRITTEN = "a file that `recurra convert` wrote"
 
 
-def save_single_file(portable: PortableModel, path: str | Path) -> None:
-    """Write a model as one safetensors file, completely or not at all; tied weights are stored once."""
+_SCALES = ".int8_scales"
+"""What follows a matrix's name in the name of its scales, one for each row."""
+
+
+def save_single_file(portable: PortableModel, path: str | Path, *, int8: bool = False) -> None:
+    """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
+
+    int8: round float32 matrices to 8-bit integers with a float32 scale per row, a quarter of the size; they are read
+    as float32 again.
+    """
     description = {
         "format": _FORMAT,
         "model": entry_of(portable.model).model.__name__,
@@ -152,6 +160,7 @@ def save_single_file(portable: PortableModel, path: str | Path) -> None:
     tokenizer = None if portable.tokenizer is None else tokenizer_to_json(portable.tokenizer)
     tied = tied_parameters(portable.model)
     weights = {name: tensor for name, tensor in portable.model.state_dict().items() if name not in tied}
+    weights = _rounded(weights) if int8 else weights
     description["digest"] = content_digest({**description, "tokenizer": tokenizer}, weights)
     metadata = {"format": "pt", "recurra": json.dumps(description)}
     if tokenizer is not None:
@@ -172,6 +181,7 @@ def load_single_file(path: str | Path) -> PortableModel:
     text, digest = metadata.get("tokenizer"), description.pop("digest", None)
     if digest != content_digest({**description, "tokenizer": text}, weights):
         raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
+    weights = _restored(weights)
     require_finite(weights, path)
     model = _build(description, weights, path)
     tokenizer: TextEncoder | None = None
@@ -179,6 +189,27 @@ def load_single_file(path: str | Path) -> PortableModel:
         kind = Vocabulary if "words" in parse_json(text, name := f"the tokenizer in {path}") else BytePairEncoding
         tokenizer = kind.from_json(text, name)
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
+
+
+def _rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace each float32 matrix by int8, and add the scales (rows, 1) that take a row's largest number to 127."""
+    rounded = dict(weights)
+    for name, matrix in weights.items():
+        if matrix.ndim == 2 and matrix.dtype == torch.float32:
+            scales = matrix.abs().amax(1, keepdim=True) / 127
+            rounded[name] = (matrix / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
+            rounded[name + _SCALES] = scales
+    return rounded
+
+
+def _restored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `_rounded`; scales without a matrix stay, and are refused as weights that the model does not have."""
+    restored = dict(weights)
+    for name in weights:
+        matrix = name.removesuffix(_SCALES)
+        if matrix != name and matrix in weights:
+            restored[matrix] = weights[matrix].float() * restored.pop(name)
+    return restored
 
 
 def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) -> nn.Module:
