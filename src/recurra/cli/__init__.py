@@ -32,7 +32,8 @@ COMMANDS = {
     "cost": (_parsers.cost, "figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
     "gradients": (_parsers.gradients, "figures:gradients", "measure gradients between segments and their bound"),
     "demo": (_parsers.demo, "demo:demo", "train two small models and compare them"),
-    "info": (_parsers.info, "info:info", "show versions, backends, mixers and models"),
+    "models": (_parsers.models, "info:models", "list the trained models that come with Recurra"),
+    "info": (_parsers.info, "info:info", "show versions, backends, mixers and models, or what a run is"),
 }
 """What parses the arguments of each command, the module and function that take them, and what it does."""
 

@@ -22,6 +22,9 @@ from recurra.cli._arguments import (
     unknown,
 )
 
+_RUN = "folder of a run, its name in runs/, or a name that `recurra models` lists"
+_RUNS = "folders of runs, or their names"
+
 _PREPARE = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
 
@@ -175,7 +178,7 @@ TRIED = f"{_choices.TEMPERATURES[0]:g} to {_choices.TEMPERATURES[-1]:g}"
 def evaluate(words: Sequence[str]) -> Namespace:
     parser = command_parser("eval", _EVAL)
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of the run")
+    add("run", metavar="RUN", help=_RUN)
     add("--split", choices=_choices.SPLITS, default="test", help="split to score (default: test)")
     divided = f"divide the logits by T; `valid` first finds the T from {TRIED} with the lowest validation loss"
     add("--temperature", metavar="T", type=_temperature, help=divided)
@@ -217,7 +220,7 @@ faster (default: the model as it is)"""
 def generate(words: Sequence[str]) -> Namespace:
     parser = command_parser("generate", _GENERATE)
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a text run")
+    add("run", metavar="RUN", help=_RUN)
     add("--prompt", metavar="TEXT", help=_PROMPT)
     add("--max-tokens", **NUMBER, default=100, help="maximum number of tokens to add (default: 100)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
@@ -253,13 +256,13 @@ Without an API key the server listens on this machine only. RECURRA_API_KEY in t
 
 
 def serve(words: Sequence[str]) -> Namespace:
-    return parsed(_server_parser("serve", _SERVE), words)
+    return parsed(_server_parser("serve", _SERVE, f"{_RUN}; its name is the model's name", "+"), words)
 
 
-def _server_parser(name: str, description: str) -> ArgumentParser:
+def _server_parser(name: str, description: str, runs: str, nargs: str) -> ArgumentParser:
     parser = command_parser(name, description)
     add = parser.add_argument
-    add("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
+    add("runs", metavar="RUN", nargs=nargs, help=runs)
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
     add("--api-key-file", **FILE, help="file with an API key on each line")
@@ -286,7 +289,7 @@ gates as they open and close, and forks of a stream; runs on Memory Horizon beco
 
 
 def explore(words: Sequence[str]) -> Namespace:
-    parser = _server_parser("explore", _EXPLORE)
+    parser = _server_parser("explore", _EXPLORE, f"{_RUN} (default: books, a text model in the package)", "*")
     parser.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
     return parsed(parser, words)
 
@@ -355,7 +358,7 @@ The file is read back before it is put in place. In f32 logits may differ by 1e-
 def _portable_parser(to: str, text: str, place: str) -> ArgumentParser:
     parser = command_parser(f"export {to}", text)
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a text run")
+    add("run", metavar="RUN", help=_RUN)
     add("target", type=Path, metavar=place, help=f"{place.lower()} to write")
     add_checkpoint(parser, of="checkpoint to export")
     if to == "gguf":
@@ -382,7 +385,7 @@ largest. If the run has no tokenizer of its own, --data.path FOLDER says where i
 def _onnx_parser() -> ArgumentParser:
     parser = command_parser("export onnx", _ONNX)
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run of a recurrent language model")
+    add("run", metavar="RUN", help=_RUN)
     add("file", **FILE, help="file to write; must end in .onnx")
     add_checkpoint(parser, of="checkpoint to export")
     add("--int8", action="store_true", help="store matrices as 8-bit integers: smaller, but less exact")
@@ -400,7 +403,7 @@ The outputs are compared with those in Python before anything is written."""
 def _web_parser() -> ArgumentParser:
     parser = command_parser("export web", _WEB)
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="folders of runs of recurrent language models")
+    add("runs", nargs="+", metavar="RUN", help=_RUNS)
     add("folder", **FOLDER, help="folder to write")
     add_checkpoint(parser, of="checkpoint to export")
     kinds = ("int8", "float16", "float32")
@@ -443,7 +446,7 @@ own folder; the curves, and the accuracy by memory span, compare all the runs.""
 
 def plot(words: Sequence[str]) -> Namespace:
     parser = command_parser("plot", _PLOT)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=_RUNS)
     parser.add_argument(
         "--out", **FOLDER, help="for the figures of all runs (default: RUN/figures, or figures beside several)"
     )
@@ -475,7 +478,7 @@ tables, writes RUN/gradients.json for each run, and draws one figure of all runs
 def gradients(words: Sequence[str]) -> Namespace:
     parser = command_parser("gradients", _GRADIENTS)
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    add("runs", nargs="+", metavar="RUN", help=_RUNS)
     add("--split", choices=_choices.SPLITS, default="test", help="split to read the text from (default: test)")
     add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
     add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
@@ -496,5 +499,16 @@ def demo(words: Sequence[str]) -> Namespace:
 
 
 def info(words: Sequence[str]) -> Namespace:
-    description = "Show versions, backends, mixers, models and experiments."
-    return parsed(command_parser("info", description, overrides=False), words)
+    description = "Show versions, backends, mixers, models and experiments; or, with a RUN, what it is."
+    parser = command_parser("info", description, overrides=False)
+    parser.add_argument("run", nargs="?", metavar="RUN", help=_RUN)
+    add_checkpoint(parser)
+    return parsed(parser, words)
+
+
+def models(words: Sequence[str]) -> Namespace:
+    description = (
+        "List the trained models that come with Recurra. Commands that take the folder of a RUN take their names too; "
+        "a run of that name, in this folder or in runs/, comes first. `recurra info NAME` tells more."
+    )
+    return parsed(command_parser("models", description, overrides=False), words)

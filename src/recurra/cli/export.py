@@ -2,17 +2,18 @@
 
 import shlex
 from argparse import Namespace
-from pathlib import Path
 
 from recurra._choices import FORMATS
 from recurra.checks import sentence
 from recurra.train.formats import SUFFIXES, convert_model, export_onnx, export_web
 from recurra.train.run import open_run
-from recurra.train.run_folder import RunFolder
+from recurra.train.shipped import find_run
 
 
 def convert(arguments: Namespace) -> int:
     source, target = arguments.source, arguments.target
+    if not (source.exists() or source.suffix):  # a name
+        source = find_run(source)
     to = arguments.to or SUFFIXES.get(target.suffix)
     if to is None:
         raise ValueError(sentence("TARGET", f"{target}, which names no format", f"--to {' or --to '.join(FORMATS)}"))
@@ -31,8 +32,7 @@ def _export_portable(arguments: Namespace) -> None:
     """Write a run in a format that `recurra convert` reads."""
     options = vars(arguments)
     run, target, to = (options.pop(name) for name in ("run", "target", "to"))
-    RunFolder(run).require_run()
-    difference = convert_model(Path(run), target, to, **options)
+    difference = convert_model(find_run(run), target, to, **options)
     print(f"wrote {target}; the logits of both differ by {difference:.1e} at most")
 
 

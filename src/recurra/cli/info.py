@@ -1,4 +1,6 @@
-"""`recurra info`: show what is installed, what can run here, and what there is to choose from; needs no extra."""
+"""`recurra info`: show what is installed, what can run here, and what there is to choose from; needs no extra.
+
+`recurra info RUN` and `recurra models`: what a run is, and the models that come with Recurra."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +19,40 @@ from recurra.train.task import experiment_names
 
 
 def info(arguments: Namespace) -> int:
-    for name, text in _lines():
+    for name, text in _lines() if arguments.run is None else _lines_of_run(arguments.run, arguments.checkpoint):
         print(f"{name:<20} {text}")
     return 0
+
+
+def models(arguments: Namespace) -> int:
+    from recurra.train.shipped import shipped_models
+
+    rows = [("name", "mixer", "parameters", "MB", "data", "score")]
+    for name, about in shipped_models().items():
+        size = f"{about['bytes'] / 1e6:.1f}"
+        rows.append((name, about["mixer"], f"{about['parameters']:,}", size, about["data"], about["score"]))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    return 0
+
+
+def _lines_of_run(place: str, checkpoint: str) -> Iterator[tuple[str, str]]:
+    from recurra.train.run import open_run
+    from recurra.train.shipped import card_of
+
+    run = open_run(place, checkpoint=checkpoint)
+    yield "run", str(run.folder.path)
+    yield "experiment", run.experiment.experiment
+    mixer = getattr(run.experiment.model, "mixer", None)
+    if mixer is not None:
+        yield "mixer", mixer if isinstance(mixer, str) else ", ".join(mixer)
+    yield "parameters", f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"
+    yield "updates", f"{run.step:,}"
+    for name, scores in run.scores.items():
+        yield name, ", ".join(f"{key} {scores[key]:.4g}" for key in ("perplexity", "accuracy") if scores.get(key))
+    if card := card_of(run.folder.path):
+        yield "card", f"\n\n{card}"
 
 
 def _lines() -> Iterator[tuple[str, str]]:

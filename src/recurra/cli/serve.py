@@ -7,13 +7,14 @@ import urllib.request
 import webbrowser
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 
 from recurra._files.reading import read_text
 from recurra.checks import sentence
 from recurra.serve._app import serve_runs
 from recurra.serve._http import ServeSettings
-from recurra.train.run_folder import RunFolder
+from recurra.train.shipped import find_run
+
+_TEXT_MODEL = "books"
 
 
 def serve(arguments: Namespace) -> int:
@@ -35,7 +36,7 @@ def _settings(arguments: Namespace) -> ServeSettings:
         host=arguments.host,
         port=arguments.port,
         api_keys=tuple(keys),
-        sessions_file=arguments.sessions or Path(arguments.runs[0]) / "sessions.sqlite",
+        sessions_file=arguments.sessions or find_run(arguments.runs[0]) / "sessions.sqlite",
         max_streams=arguments.max_streams,
         max_queue=arguments.max_queue,
         max_tokens=arguments.max_tokens,
@@ -48,8 +49,11 @@ def _settings(arguments: Namespace) -> ServeSettings:
 
 def explore(arguments: Namespace) -> int:
     address = _page_address(arguments.host, arguments.port)
+    if not arguments.runs:
+        arguments.runs = [_TEXT_MODEL]
+        print(f"no run is named: opening {_TEXT_MODEL}, a text model that comes with Recurra", flush=True)
     for run in arguments.runs:
-        RunFolder(run).require_run()
+        find_run(run)
     print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)
     if not arguments.no_browser:
         threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()

@@ -129,7 +129,7 @@ def _threads_of_model(threads: int | None) -> int:
 
 def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
-    template = Path(path) / "chat_template.jinja"
+    template = trained.folder.path / "chat_template.jinja"
     return ServedModel(
         trained.name,
         trained.model,

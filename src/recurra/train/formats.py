@@ -9,18 +9,16 @@ gguf          a file that llama.cpp reads
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from recurra import convert
 from recurra._choices import Format, GgufType
 from recurra._files.digests import STAMP
-from recurra._files.writing import put_in_place, replace_files, replacing
+from recurra._files.writing import put_in_place, replace_files
 from recurra.checks import require, require_literal, sentence
 from recurra.convert.export._page_files import MODULE, PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
@@ -42,13 +40,12 @@ from recurra.convert.published.folder import (
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import entry_of
 from recurra.streams.continuation import start_of
-from recurra.train._resumable import Position
 from recurra.train.adapters import LoraConfig
-from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.experiment import to_plain
-from recurra.train.recipe import load_recipe, to_yaml
+from recurra.train.recipe import load_recipe
 from recurra.train.run import Run, open_run
 from recurra.train.run_folder import RunFolder
+from recurra.train.shipped import save_run
 from recurra.train.task import experiment_name, find_task
 
 SUFFIXES = {".safetensors": "safetensors", ".gguf": "gguf"}
@@ -104,7 +101,7 @@ def convert_model(
         if to == "run":
             _save_run(portable, scratch, target=target, source=source)
         else:
-            writers = {
+            writers: dict[str, Callable[..., object]] = {
                 "safetensors": save_single_file,
                 "published": to_huggingface,
                 "gguf": lambda *where: convert.to_gguf(*where, dtype=stored),
@@ -201,9 +198,6 @@ def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path
     """Write a model as a run."""
     if portable.tokenizer is None:
         raise ValueError(sentence("source", f"{source}, which has no tokenizer", "a model with one, as a run has"))
-    folder = RunFolder(path)
-    with replacing(folder.tokenizer) as file:
-        file.write(tokenizer_to_json(portable.tokenizer).encode())
     lines = [
         f"Made by `recurra convert` from {source}.",
         "Without the optimiser's state this run can be evaluated and generated from, not resumed. It has no log.",
@@ -214,24 +208,8 @@ def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path
             "segments, `data.segment_length` are the model's own; all others are defaults, not what it was trained",
             "with. To evaluate it, name a corpus with --data.path FOLDER; it is read with `data.tokenizer`.",
         ]
-    folder.write_config(yaml.safe_dump(portable.experiment or _unknown_experiment(portable, target)))
-    experiment = load_recipe(folder.config)
-    folder.write_config("".join(f"# {line}\n" for line in lines) + to_yaml(experiment))
-    payload = {
-        "config": to_plain(experiment),
-        "position": asdict(Position(step=portable.step or 0)),
-        "model": portable.model.state_dict(),
-        "average": None,
-        "optimizer": None,
-        "state": None,
-        "window": None,
-        "scores": {},
-        "random": None,
-        "converted_from": str(source),
-    }
-    checkpoints = CheckpointFolder(folder.checkpoints)
-    checkpoints.save(portable.step or 0, payload)
-    checkpoints.save_best(payload)
+    experiment = portable.experiment or _unknown_experiment(portable, target)
+    save_run(portable._replace(experiment=experiment), path, lines, source=str(source))
 
 
 def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from recurra.train.experiment import (
 from recurra.train.loop import Trainer
 from recurra.train.recipe import find_recipe, load_recipe, mixer_of_recipe, split_variant, to_yaml
 from recurra.train.run_folder import RunFolder
+from recurra.train.shipped import find_run
 from recurra.train.task import Task
 
 __all__ = ["Run", "open_run"]
@@ -45,17 +46,17 @@ def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[
     """Open a trained run. Its model, tokenizer, data and scores are loaded when they are first used.
 
     Args:
-        path: the run's folder, as `recurra train` or `recurra convert` wrote it.
+        path: the run's folder, as `recurra train` or `recurra convert` wrote it; its name in runs/; or the name of a
+            model that comes with Recurra, as `recurra models` lists them.
         checkpoint: "best", "last", "previous" or the path of a checkpoint file.
         overrides: values set over the run's config.yaml, as words of a command line: ["--data.path", "corpus"] for a
             corpus that has moved, ["--data.segment_length=17"] to evaluate with another length than in training.
 
     Raises:
-        FileNotFoundError: the folder does not contain a run.
+        FileNotFoundError: there is no such run.
         RecipeError: an override names an unknown key or an impossible value.
     """
-    folder = RunFolder(path)
-    folder.require_run()
+    folder = RunFolder(find_run(path))
     return Run(folder, load_recipe(folder.config, overrides), checkpoint=checkpoint, overrides=overrides)
 
 

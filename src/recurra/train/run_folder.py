@@ -53,11 +53,11 @@ class RunFolder:
             got = f"{self.path}, which already contains a run"
             raise FileExistsError(sentence("run", got, "a folder without a run", hint))
 
-    def require_run(self) -> None:
-        """Raise FileNotFoundError if the folder does not contain a run."""
+    def require_run(self, hint: str = "") -> None:
+        """Raise FileNotFoundError, with a hint, if the folder does not contain a run."""
         if not self.config.is_file():
             got = f"{self.path}, which has no {self.config.name}"
-            raise FileNotFoundError(sentence("run", got, "the folder of a run"))
+            raise FileNotFoundError(sentence("run", got, "the folder of a run", hint))
 
     def lock(self) -> None:
         """Make this the only process that trains the run, and remove what killed ones left half written.
