@@ -38,6 +38,7 @@ PAGES = [
     "docs/platforms.md",
     "docs/reference/index.md",
     "src/recurra/pretrained_models/memory-horizon.md",
+    "src/recurra/pretrained_models/books.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/decisions.md",

@@ -1,7 +1,7 @@
 """What mkdocs calls while it builds the site: pages that are made from the package, and links into the repository.
 
 - `reference/*.md` has a page for each package of the public API (see `tools.public_api`).
-- CONTRIBUTING.md, CHANGELOG.md and the model card become pages.
+- CONTRIBUTING.md, CHANGELOG.md and the model cards become pages.
 - A link to one of these files, or to a package of the public API (`src/recurra/mixers`), leads to its page. A link to
   any other file of the repository becomes plain text. So the same link works on a forge.
 - `<!-- scan: METHOD -->` becomes the figures of a scan, step by step.
@@ -25,6 +25,7 @@ COPIES = {
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "changelog.md": ROOT / "CHANGELOG.md",
     "models/memory-horizon.md": ROOT / "src/recurra/pretrained_models/memory-horizon.md",
+    "models/books.md": ROOT / "src/recurra/pretrained_models/books.md",
 }
 PAGE_OF = {source.relative_to(ROOT).as_posix(): page for page, source in COPIES.items()} | {"README.md": "index.md"}
 PAGE_OF |= {
