@@ -119,7 +119,7 @@ def _entries(kind: str, settings: Settings) -> dict[str, Any]:
 
 def _attention(settings: Settings, n_layer: int) -> dict[str, Any]:
     """Where Jamba attends, by the heads of keys and values in each layer."""
-    heads = settings.numbers("attention.head_count_kv")
+    heads = settings.numbers("attention.head_count_kv") or []
     require(len(heads) == n_layer, "attention.head_count_kv", heads, f"a number for each of {n_layer} layers")
     period, offset = places_of_attention([ATTENTION if n_heads else "mamba" for n_heads in heads])
     n_experts = settings.size("expert_count", 1, least=0) or 1
