@@ -62,6 +62,7 @@ def test_the_choices_are_those_of_the_library():
         (["train", "text", "--run", "there"], "unrecognized arguments: --run there: did you mean --run-dir or"),
         (["eval", "run", "--splt=test"], "unrecognized arguments: --splt=test: did you mean --split?"),
         (["eval", "run", "--wholly-else"], "unrecognized arguments: --wholly-else\n"),
+        (["train", "text", "--steps", "20"], "unrecognized arguments: --steps 20\n"),
         (["eval", "run", "other"], "unrecognized arguments: other\n"),
     ],
 )

@@ -29,6 +29,9 @@ def test_the_commands_are_listed(capsys):
         ("recurra train", {"train"}),
         ("recurra eval runs/text --spl", {"--split"}),
         ("recurra eval runs/text --split ", {"train", "valid", "test"}),
+        ("recurra train te", {"text", "text/gateloop"}),
+        ("recurra generate bo", {"books"}),
+        ("recurra eval t", {"tale"}),
         ("recurra train demo/", {"demo/data-controlled", "demo/fixed"}),
         ("recurra export ", {"hf", "gguf", "onnx", "web"}),
         ("recurra export web run --weights f", {"float16", "float32"}),
@@ -37,6 +40,8 @@ def test_the_commands_are_listed(capsys):
 )
 def test_a_shell_completes_a_line(line, offered, tmp_path):
     answer = tmp_path / "answer"
+    (tmp_path / "runs" / "tale").mkdir(parents=True)
+    (tmp_path / "runs" / "tale" / "config.yaml").touch()
     asked = {"_ARGCOMPLETE": "3" if line.startswith("python") else "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
     asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['recurra']; from recurra.cli import main; main()"

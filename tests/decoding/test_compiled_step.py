@@ -72,6 +72,11 @@ def count_model_calls(compiled):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
+def test_several_rows_have_a_program(mixer):
+    assert CompiledStep(pack_linear_layers(language_model(mixer, **MIXERS[mixer])), 31).program(3) is not None
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_a_compiled_stream_is_the_models(mixer):
     model = pack_linear_layers(language_model(mixer, **MIXERS[mixer]))
     compiled, state, other = CompiledStep(model, 31), None, None

@@ -23,7 +23,7 @@ def kept_inputs(layer, x):
     """What a layer multiplies instead of x."""
     if layer.dtype == "bfloat16":
         return x.bfloat16().float()
-    return rounded(x) if layer.rounds_inputs else x
+    return rounded(x) if layer.dtype != "float32" else x
 
 
 def by_torch(layer, x):

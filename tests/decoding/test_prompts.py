@@ -52,9 +52,11 @@ def test_a_prompt_is_its_steps_bit_for_bit(numbers, length):
     start = compiled.model.initial_state(1)
     right = by_steps(compiled, prompt, start)
     hidden, _ = compiled.hidden(prompt, start)  # recorded where a length is the first of its kind
+    compiled(prompt[:, :1])
     calls = count_model_calls(compiled)
     for state in (None, start):
         assert_equal(compiled(prompt, state), right)
+        assert_equal(by_steps(compiled, prompt, state), right)
         assert_equal(compiled.hidden(prompt, state), (hidden, right[1]))
     assert torch.equal(compiled.head(hidden), right[0])
     assert not calls

@@ -41,6 +41,17 @@ def test_a_model_is_compared_by_what_it_computes():
         require_same_model(saved, experiment, "config.yaml", "best.safetensors")
 
 
+def test_an_option_that_a_run_did_not_know_is_as_it_was():
+    experiment = Experiment(experiment="memory-horizon")
+    saved = to_plain(experiment)
+    del saved["model"]["residual_init_scale"]
+    require_resumable(saved, experiment)
+    require_same_model(saved, experiment, "config.yaml", "best.safetensors")
+    other = replace(experiment, model=replace(experiment.model, residual_init_scale=0.5))
+    with pytest.raises(ValueError, match=r"in model.residual_init_scale \(was None, now 0.5\)"):
+        require_resumable(saved, other)
+
+
 def test_experiments_are_named_by_their_task_and_model():
     assert {"memory-horizon", "motions-crvit", "recall", "text", "text-crt", "video-pi-vit"} <= {*experiment_names()}
     for name in experiment_names():

@@ -2,11 +2,11 @@
 
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recurra._choices import RECIPE_KEYS, recipe_names
+from recurra._choices import RECIPE_KEYS, recipe_names, recipe_words, run_names
 from recurra.registry import did_you_mean
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
@@ -16,6 +16,8 @@ REAL: dict[str, Any] = {"type": float, "metavar": "X"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
 """Kinds of arguments."""
+_NAMED: dict[Any, Callable[[], list[str]]] = {"RECIPE": recipe_words, "NAME": recipe_names, "RUN": run_names}
+"""The names that a shell completes beside files, by what stands for an argument in its help."""
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> str:
@@ -28,7 +30,8 @@ class _CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         word = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")[0]
-        hint = did_you_mean(word, self._option_string_actions) if word.startswith("--") else ""
+        options = [option for option in self._option_string_actions if option != "--help"]
+        hint = did_you_mean(word, options) if word.startswith("--") else ""
         super().error(f"{message}{hint and f': {hint}'}")
 
 
@@ -60,23 +63,17 @@ def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=which[default])
 
 
-def add_recipe(parser: ArgumentParser, name: str, **options: Any) -> None:
-    """Add an argument that takes recipes: the shell completes their names, and files."""
-
-    def names(prefix: str, **parsing: Any) -> list[str]:
-        from argcomplete.completers import FilesCompleter
-
-        return [*recipe_names(), *FilesCompleter(["yaml"])(prefix)]
-
-    parser.add_argument(name, **options).completer = names  # type: ignore[attr-defined]
-
-
 def parsed(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """Parse a command's words; `overrides` of the result has those that set values over the recipe's."""
+    own, overrides = ([], []) if completing() else split_overrides(words)
+    return parsed_alone(parser, own, Namespace(overrides=overrides))
+
+
+def parsed_alone(parser: ArgumentParser, words: Sequence[str], namespace: Namespace | None = None) -> Namespace:
+    """Parse the words of a command that takes no recipe's values, or answer a shell that asks what may come next."""
     if completing():
         _complete(parser)
-    own, overrides = split_overrides(words)
-    return parser.parse_args(own, Namespace(overrides=overrides))
+    return parser.parse_args(words, namespace)
 
 
 def completing() -> bool:
@@ -103,7 +100,16 @@ def complete_among(names: Iterable[str]) -> list[str]:
 def _complete(parser: ArgumentParser) -> None:
     import argcomplete
 
+    for action in parser._actions:
+        if action.metavar in _NAMED:
+            action.completer = _with_files(_NAMED[action.metavar])  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
+
+
+def _with_files(names: Callable[[], list[str]]) -> Callable[..., list[str]]:
+    from argcomplete.completers import FilesCompleter
+
+    return lambda prefix, **parsing: [*names(), *FilesCompleter()(prefix)]
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

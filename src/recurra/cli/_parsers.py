@@ -14,11 +14,11 @@ from recurra.cli._arguments import (
     REAL,
     add_checkpoint,
     add_device,
-    add_recipe,
     command_parser,
     complete_among,
     completing,
     parsed,
+    parsed_alone,
     unknown,
 )
 
@@ -45,7 +45,7 @@ def prepare(words: Sequence[str]) -> Namespace:
     add("--vocab-size", **NUMBER, help="most frequent words to keep, or size of the bpe")
     add("--tokenizer", **FILE, help="take this vocabulary instead of making one")
     add("--workers", **NUMBER, default=1, help="processes (default: 1)")
-    return parsed(parser, words)
+    return parsed_alone(parser, words)
 
 
 _TRAIN = """\
@@ -59,7 +59,7 @@ def train(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
     recipe = "a YAML file, a name that `recurra recipes` lists, or either with #VARIANT"
-    add_recipe(parser, "recipe", nargs="?", metavar="RECIPE", help=recipe)
+    add("recipe", nargs="?", metavar="RECIPE", help=recipe)
     add("--run-dir", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
     add("--resume", metavar="RUN", help="continue the run in this folder")
     add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
@@ -85,8 +85,8 @@ def recipes(words: Sequence[str]) -> Namespace:
         "change it, write it into a file of your own, `recurra recipes NAME > mine.yaml`.",
         overrides=False,
     )
-    add_recipe(parser, "name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
-    return parsed(parser, words)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
+    return parsed_alone(parser, words)
 
 
 _SWEEP = """\
@@ -99,7 +99,7 @@ reads the runs that are finished and resumes the others."""
 
 def sweep(words: Sequence[str]) -> Namespace:
     parser = command_parser("sweep", _SWEEP)
-    add_recipe(parser, "recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
     parser.add_argument("--out", **FOLDER, help="folder of the runs (default: runs/RECIPE-sweep)")
     return parsed(parser, words)
 
@@ -122,7 +122,7 @@ def compare(words: Sequence[str]) -> Namespace:
     parser = command_parser("compare", _COMPARE)
     add = parser.add_argument
     places = "a recipe with --mixers, or folders of finished runs without"
-    add_recipe(parser, "places", nargs="*", metavar="RECIPE", help=places)
+    add("places", nargs="*", metavar="RECIPE", help=places)
     add("--mixers", type=_names, metavar="NAMES", help="mixers to train, as in gru,s5; `recurra info` lists them")
     add("--seeds", **NUMBER, help="runs of each mixer, with the seeds 0 to N - 1 (default: 3)")
     equal = "adapt model.d_model so that all mixers come close to the parameters of the recipe's own"
@@ -463,7 +463,7 @@ def cost(words: Sequence[str]) -> Namespace:
     parser = command_parser("cost", _COST)
     add = parser.add_argument
     recipes = "recipes, files or names, with #VARIANT, or folders of runs"
-    add_recipe(parser, "recipes", nargs="+", metavar="RECIPE", help=recipes)
+    add("recipes", nargs="+", metavar="RECIPE", help=recipes)
     add("--vocabulary", **NUMBER, help="size of the vocabulary, so that the corpus is not needed")
     add("--json", **FILE, help="write the numbers to FILE")
     add("--plot", **FOLDER, help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
@@ -495,7 +495,7 @@ def demo(words: Sequence[str]) -> Namespace:
         overrides=False,
     )
     parser.add_argument("--run-dir", **FOLDER, default="runs/demo", help="folder to write (default: runs/demo)")
-    return parsed(parser, words)
+    return parsed_alone(parser, words)
 
 
 def info(words: Sequence[str]) -> Namespace:
@@ -503,7 +503,7 @@ def info(words: Sequence[str]) -> Namespace:
     parser = command_parser("info", description, overrides=False)
     parser.add_argument("run", nargs="?", metavar="RUN", help=_RUN)
     add_checkpoint(parser)
-    return parsed(parser, words)
+    return parsed_alone(parser, words)
 
 
 def models(words: Sequence[str]) -> Namespace:
@@ -511,4 +511,4 @@ def models(words: Sequence[str]) -> Namespace:
         "List the trained models that come with Recurra. Commands that take the folder of a RUN take their names too; "
         "a run of that name, in this folder or in runs/, comes first. `recurra info NAME` tells more."
     )
-    return parsed(command_parser("models", description, overrides=False), words)
+    return parsed_alone(command_parser("models", description, overrides=False), words)

@@ -1,6 +1,7 @@
 """`recurra export` and `recurra convert`: write a trained run in another format."""
 
 import shlex
+import sys
 from argparse import Namespace
 
 from recurra._choices import FORMATS
@@ -24,6 +25,7 @@ def convert(arguments: Namespace) -> int:
 
 
 def export(arguments: Namespace) -> int:
+    print("exporting, and comparing the outputs: this may take half a minute", file=sys.stderr, flush=True)
     {"onnx": _export_onnx, "web": _export_web}.get(arguments.to, _export_portable)(arguments)
     return 0
 

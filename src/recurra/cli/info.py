@@ -49,9 +49,10 @@ def _lines_of_run(place: str, checkpoint: str) -> Iterator[tuple[str, str]]:
         yield "mixer", mixer if isinstance(mixer, str) else ", ".join(mixer)
     yield "parameters", f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"
     yield "updates", f"{run.step:,}"
-    for name, scores in run.scores.items():
+    card = card_of(run.folder.path)
+    for name, scores in ({} if card else run.scores).items():  # of any text that was named
         yield name, ", ".join(f"{key} {scores[key]:.4g}" for key in ("perplexity", "accuracy") if scores.get(key))
-    if card := card_of(run.folder.path):
+    if card:
         yield "card", f"\n\n{card}"
 
 

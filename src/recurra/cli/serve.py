@@ -54,7 +54,7 @@ def explore(arguments: Namespace) -> int:
         print(f"no run is named: opening {_TEXT_MODEL}, a text model that comes with Recurra", flush=True)
     for run in arguments.runs:
         find_run(run)
-    print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)
+    print(f"loading; then the explorer is at {address} (stop it with Ctrl+C)", flush=True)
     if not arguments.no_browser:
         threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()
     return serve_runs(arguments.runs, _settings(arguments), arguments, arguments.overrides)

@@ -18,6 +18,7 @@ from recurra._files.weights import read_safetensors, require_finite, shape_diffe
 from recurra._files.writing import replacing
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
+from recurra.layers.feed_forward import LinearWeights
 from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5
@@ -160,7 +161,7 @@ def save_single_file(portable: PortableModel, path: str | Path, *, int8: bool = 
     tokenizer = None if portable.tokenizer is None else tokenizer_to_json(portable.tokenizer)
     tied = tied_parameters(portable.model)
     weights = {name: tensor for name, tensor in portable.model.state_dict().items() if name not in tied}
-    weights = _rounded(weights) if int8 else weights
+    weights = _rounded(weights, portable.model) if int8 else weights
     description["digest"] = content_digest({**description, "tokenizer": tokenizer}, weights)
     metadata = {"format": "pt", "recurra": json.dumps(description)}
     if tokenizer is not None:
@@ -191,11 +192,17 @@ def load_single_file(path: str | Path) -> PortableModel:
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
 
 
-def _rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace each float32 matrix by int8, and add the scales (rows, 1) that take a row's largest number to 127."""
+def _rounded(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Replace the float32 matrices of linear layers and embeddings by int8, and add the scales of rows, (rows, 1).
+
+    A scale takes a row's largest number to 127. Other matrices, such as decays or frequencies, are no sums' factors.
+    """
+    kinds = (nn.Linear, LinearWeights, nn.Embedding)
+    of_layers = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
     rounded = dict(weights)
-    for name, matrix in weights.items():
-        if matrix.ndim == 2 and matrix.dtype == torch.float32:
+    for name in of_layers & weights.keys():
+        matrix = weights[name]
+        if matrix.dtype == torch.float32:
             scales = matrix.abs().amax(1, keepdim=True) / 127
             rounded[name] = (matrix / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
             rounded[name + _SCALES] = scales

@@ -327,12 +327,21 @@ def _selective_scan(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) 
     memory.select(*outs[:2], *inputs)
 
 
+def _dense(memory: StepMemory, x: Tensor) -> Tensor:
+    """Copy a tensor unless its numbers follow one another, as those of several rows' heads in one projection do not."""
+    if x.is_contiguous():
+        return x
+    dense = memory.scratch(x.shape)
+    memory.map("copy", dense, x)
+    return dense
+
+
 @_rule("recurra.delta_rule_fused.default")
 def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
     q, k, v, a, b, state, *_ = operands
     if q.shape[1] != 1:
         raise StepNotCompiled(f"a delta rule of {q.shape[1]} steps")
-    y, q, k, v, a, b = (x[:, 0].flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))
+    y, q, k, v, a, b = (_dense(memory, x[:, 0]).flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))
     last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
     decayed, value = memory.scratch(state.shape), memory.scratch(v.shape)
     memory.map("mul", decayed, state, a.mT)

@@ -56,7 +56,9 @@ class PromptReader:
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         """Return what `hidden` returns; None for what the programs do not take."""
-        if tokens.ndim != 2 or len(tokens) != 1 or not 1 < tokens.shape[1] <= self._most or torch.is_grad_enabled():
+        least = 1 if state is None else 2  # a step from a state has a program of its own
+        is_one_stream = tokens.ndim == 2 and len(tokens) == 1
+        if not is_one_stream or not least <= tokens.shape[1] <= self._most or torch.is_grad_enabled():
             return None
         flat = self._start if state is None else self._states.flatten(state)
         program = None if flat is None else self.program(tokens.shape[1])

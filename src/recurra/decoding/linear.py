@@ -216,11 +216,6 @@ class DecodingLinear(nn.Module):
         return _decoding_linear(x, self.stored, self.scale, self.bias)
 
     @property
-    def rounds_inputs(self) -> bool:
-        """Whether the inputs are rounded, too."""
-        return self.dtype != "float32"
-
-    @property
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """The weights as float32, computed at each access unless they are kept so."""
         if self.dtype == "float32":

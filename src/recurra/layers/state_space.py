@@ -214,6 +214,11 @@ def _hippo_normal_modes(d_state: int, paired: bool = True) -> tuple[Float[Tensor
     return frequency[first:], vectors[:, first:]
 
 
+def most_heads(channels: int, least: int) -> int:
+    """Return the most heads of equal size with at least this many channels each, and at least one head."""
+    return next(n for n in range(max(channels // least, 1), 0, -1) if channels % n == 0)
+
+
 def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[Tensor, "B L H N"]:
     """Give every head what its group has; `n_heads` is a multiple of the groups."""
     *along, n_groups, size = groups.shape

@@ -12,7 +12,7 @@ from torch.nn import functional
 from recurra.checks import require, require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32, gated
-from recurra.layers.state_space import inverse_softplus_of_steps
+from recurra.layers.state_space import inverse_softplus_of_steps, most_heads
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -50,7 +50,7 @@ class Mamba2(Mixer):
         d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.
-        n_heads: heads; if None as many as have the published 64 channels, and at least one.
+        n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         min_step, max_step: the range of step sizes at the start.
     """
@@ -72,7 +72,7 @@ class Mamba2(Mixer):
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
         require_at_least(2, d_conv=d_conv)
         d_inner = expand * d_model
-        n_heads = max(d_inner // _PUBLISHED_HEAD, 1) if n_heads is None else n_heads
+        n_heads = most_heads(d_inner, _PUBLISHED_HEAD) if n_heads is None else n_heads
         require_heads(n_heads, **{"expand * d_model": d_inner})
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
         d_selection = n_groups * d_state

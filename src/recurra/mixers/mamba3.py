@@ -14,7 +14,7 @@ from torch.nn import functional
 from recurra.checks import choose, require, require_at_least, require_heads
 from recurra.layers.norms import RMSNorm, at_least_float32, gated
 from recurra.layers.positions import turn, turned
-from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
+from recurra.layers.state_space import inverse_softplus_of_steps, most_heads, spread_over_heads
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.ops._operator import without_autocast
@@ -70,7 +70,7 @@ class Mamba3(Mixer):
     Args:
         d_state: rows of a head's state, the channels of B and C in a group.
         expand: channels of u are `expand * d_model`.
-        n_heads: heads; if None as many as have the published 64 channels, and at least one.
+        n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         rope_fraction: the share of the rows that turn, 0.5 or 1.
         decay_activation: f, "heavy-tail" or "softplus".
@@ -94,7 +94,7 @@ class Mamba3(Mixer):
     ) -> None:
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
         d_inner = expand * d_model
-        n_heads = max(d_inner // _PUBLISHED_HEAD, 1) if n_heads is None else n_heads
+        n_heads = most_heads(d_inner, _PUBLISHED_HEAD) if n_heads is None else n_heads
         require_heads(n_heads, **{"expand * d_model": d_inner})
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
         require(rope_fraction in (0.5, 1.0), "rope_fraction", rope_fraction, "one of 0.5, 1.0")

@@ -111,7 +111,7 @@ class LanguageModelConfig(ModelConfig):
     """What embedded tokens are multiplied by."""
     residual_init_scale: float = 1.0
     """What the last weights of each half of a block are multiplied by at the start: those of the feed-forward network
-    and of the mixer's output projection, where it has one. At 0 the blocks begin as the identity."""
+    and of the mixer's output projection, where it has one. At 0 such blocks begin as the identity."""
     embedding_norm: bool = False
     """Normalise embedded tokens, as RWKV-4 does."""
     logit_cap: float | None = None

@@ -1,6 +1,7 @@
 """The server as an ASGI application, and as a process: models from runs, a socket, a log."""
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -150,6 +151,7 @@ def run_service(
     """Load models, warm them up, and serve them until SIGINT or SIGTERM."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     _set_up_log(log_file)
+    listening_socket(settings).close()  # a port that is taken is found out before models are loaded
     service = Service(_loaded(load), settings, threads)
     gc.freeze()
     gc.set_threshold(_COLLECT_EVERY, 10, 100)
@@ -199,7 +201,13 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.create_server((settings.host, settings.port), family=family)
+    try:
+        listening = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        got = f"{settings.port}, which another program listens on"
+        raise OSError(sentence("--port", got, "a free port")) from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
     return listening
 

@@ -288,7 +288,7 @@ class TrainingConfig:
     """Stop once this many evaluations in a row were no better than the best; null: never."""
     graphs: Literal["auto", "off", "on"] = "off"
     """Replay updates of the same shapes as one CUDA graph each. auto: on one CUDA device, unless the model waits for
-    it within an update; on: refuse to train without. It is off by itself, for it has not run on a card yet."""
+    it within an update; on: refuse to train without. Off by default: not yet tested on a GPU."""
     compile: bool = False
     """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
     stop_at: float | None = None

@@ -5,7 +5,8 @@ sections `data` and `model` hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -159,7 +160,20 @@ def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:
     """List the settings that count and differ from a checkpoint's: "model.n_layer (was 2, now 3)"."""
     found = differences(_with_numbered_mixture(saved), _with_numbered_mixture(to_plain(experiment)))
-    return [f"{key} (was {before!r}, now {now!r})" for key, (before, now) in found.items() if counts(key)]
+    known = dict(flat(_with_numbered_mixture(saved)))
+    return [
+        f"{key} (was {before!r}, now {now!r})"
+        for key, (before, now) in found.items()
+        if counts(key) and (key in known or not _is_default(experiment, key))  # an option that the run did not know
+    ]
+
+
+def _is_default(experiment: Experiment, key: str) -> bool:
+    """Whether an option has its default."""
+    *path, name = key.split(".")
+    part: Any = reduce(getattr, path, experiment)
+    defaults = {field.name: field.default for field in fields(part)} if is_dataclass(part) else {}
+    return name in defaults and getattr(part, name) == defaults[name]
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

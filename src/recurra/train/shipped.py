@@ -65,13 +65,18 @@ def find_run(place: str | Path) -> Path:
 def _unpacked(name: str) -> Path:
     """Return the run of a model that comes with Recurra; the first process that asks writes it."""
     file, folder = shipped_file(name), _place_of(name)
-    if not RunFolder(folder).config.is_file():
+    if not _is_whole(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent / ".lock"):
-            if not RunFolder(folder).config.is_file():  # another process may have written it
+            if not _is_whole(folder):  # another process may have written it
                 with put_in_place(folder) as scratch:
                     save_run(load_single_file(file), scratch, [f"{name}, which comes with Recurra."], source=file.name)
     return folder
+
+
+def _is_whole(run: Path) -> bool:
+    folder = RunFolder(run)
+    return folder.config.is_file() and CheckpointFolder(folder.checkpoints).best.is_file()
 
 
 def _place_of(name: str) -> Path:

@@ -180,3 +180,30 @@ def test_only_bfloat16_rounds():
     assert torch.equal(by_autocast, exact) is not multiplies_bfloat16()
     with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
         assert torch.equal(gate_loop(*inputs[:4], mode="chunk")[0], exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_plain_torch_under_transforms_ignores_autocast(dtype):
+    q, k, v = torch.randn(1, 40, 2, 64), torch.randn(1, 40, 2, 64), 3e4 * torch.randn(1, 40, 2, 64)
+    a = torch.ones(1, 40, 2, 1)
+
+    def read(q):
+        return gate_loop(q, k, v, a, mode="chunk")[0]
+
+    right = read(q)
+    with torch.autocast("cpu", dtype=dtype):
+        for y in (torch.func.jvp(read, (q,), (q,))[0], torch.vmap(read)(q[None])[0]):
+            torch.testing.assert_close(y, right, rtol=1e-4, atol=1e-4 * right.abs().max().item())
+
+
+def test_a_gradient_of_gates_that_overflows_is_walked_step_by_step():
+    a = torch.full((1, 40, 1, 1), 0.5)
+    a[:, 4], a[:, 20] = 0, 0
+    q, k, v, dy = (torch.randn(1, 40, 1, 128) for _ in range(4))
+    k[:, 2] *= 1e10
+    q[:, 30] *= 1e10
+    dy[:, 30] *= 1e19
+    a.requires_grad_()
+    y, _ = gate_loop(q, k, v, a, mode="chunk")
+    (da,) = torch.autograd.grad(y, a, dy)
+    assert da.isfinite().all()

@@ -204,7 +204,7 @@ def of_qwen3_5(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
     settings.ignore(_OF_IMAGES)
     tied = settings.flag("tie_word_embeddings", False)
     settings.finish()
-    return {"model_type": "qwen3_5_text", "tie_word_embeddings": tied, **text}
+    return {"model_type": "qwen3_5_text", **text, "tie_word_embeddings": tied}
 
 
 def _qwen_config(

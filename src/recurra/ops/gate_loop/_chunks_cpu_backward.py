@@ -11,6 +11,7 @@ from recurra.ops._toolkit.vectors import (
     Lanes,
     folded,
     load,
+    load_part,
     multiply_add,
     spread,
     store,
@@ -259,6 +260,10 @@ def _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time, words)
     _gate_gradients(room, time)
     for t in range(n):
         store(_row(da, s, start + t, head), 0, _one, load(room.sums, t, _one))
+    bad = zeros(_short)
+    for at in range(0, n, WIDTH):
+        bad = multiply_add(load_part(room.sums, at, n - at, _short), zeros(_short), bad)
+    return bad
 
 
 @cache
@@ -300,7 +305,7 @@ def backward_kernel(number: str, steps: int) -> Kernel:
                         place = _row(dv, s, start, head)
                         bad = bad + _head_back(k_plain, h, carry, place, dv[2], n, room, sizes, time, words)
                         if da[0] != 0:
-                            _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time, words)
+                            bad = bad + _write_gates_back(h, carry, da, s, start, n, head, room, sizes, time, words)
                         _carry_back(q_paired, carry, room, sizes, time, words)
                     bad = bad + _write_keys_back(
                         q_paired, k_paired, dq, dk, s, start, n, group, room, sizes, time, words

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recurra.checks import kind_of, require, require_layout, sentence
-from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads
+from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads, without_autocast
 from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.gate_loop.reference import chunk
 
@@ -110,7 +110,7 @@ _LEAST_STATE = {"float32": 8192, "bfloat16": 4096}  # numbers in a state (measur
 
 
 def _kept_dtype(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> torch.dtype:
-    """The type of kept states, whatever the number of steps: bfloat16 if the kernels of chunks keep factors."""
+    """The type of kept states: bfloat16 if the kernels of chunks keep factors, for fewer steps too."""
     is_padded = q.shape[3] % _SIDE or v.shape[3] % _SIDE
     return torch.bfloat16 if _factors(q, v, a, rounded) == "bfloat16" and not is_padded else q.dtype
 
@@ -271,7 +271,8 @@ def _backward(gradients, saved, needs, rounded):  # type: ignore[no-untyped-def]
 
 
 def _in_plain_torch(q, k, v, a, state, rounded):  # type: ignore[no-untyped-def]
-    return chunk(of_all_heads(q, v), of_all_heads(k, v), v, a, state, "auto")
+    with without_autocast(v):  # it would round sums, too
+        return chunk(of_all_heads(q, v), of_all_heads(k, v), v, a, state, "auto")
 
 
 _heads = Differentiable(_forward, _backward, n_inputs=5, reference=_in_plain_torch, constant=(2,))
