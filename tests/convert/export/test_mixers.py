@@ -50,7 +50,7 @@ SAMPLE = {
     "linear-rnn": {"d_state": 5, "transition": "dense"},
 }
 STACKS = {"a sample": SAMPLE, **{half: {name: MIXERS[name] for name in names} for half, names in HALVES.items()}}
-SLOW_STACKS = ["a sample", *(pytest.param(half, marks=pytest.mark.slow) for half in HALVES)]
+SLOW_STACKS = ["a sample", "as many modes as rows", *(pytest.param(half, marks=pytest.mark.slow) for half in HALVES)]
 CASES = {
     **{
         case: LanguageModelConfig(
@@ -58,6 +58,9 @@ CASES = {
         )
         for case, mixers in STACKS.items()
     },
+    "as many modes as rows": LanguageModelConfig(  # as a trace has
+        **SIZES, n_layer=1, mixer="s5", mixer_options={"d_state": 4}
+    ),
     "fixed": LanguageModelConfig(
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),

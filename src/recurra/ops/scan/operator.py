@@ -259,7 +259,7 @@ def _kernels_take_halves(a: Tensor, b: Tensor, h0: Tensor | None) -> bool:
     from recurra.ops._toolkit.vectors import converts_float16
     from recurra.ops.scan._cpu import WIDEST_ROW
 
-    if math.prod(b.shape[2:]) <= WIDEST_ROW or (a.shape != b.shape and needs_gradient(a)):
+    if math.prod(b.shape[2:]) <= WIDEST_ROW or (not _alike(a, b) and needs_gradient(a)):
         return False
     return b.dtype == torch.bfloat16 or converts_float16()
 
@@ -383,13 +383,21 @@ def linear_scan(
     return h.to(dtype) if dtype in HALF else h
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether the shapes are equal. Without the first question Python compares a's channels with b's batch.
+
+    A trace in which the two happen to be equal would then take only batches of this size.
+    """
+    return a.dim() == b.dim() and a.shape == b.shape
+
+
 def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
     """Run the scan with all channels as one dimension, into `out` if that is given."""
     if h0 is None:
         h0 = b.new_zeros(b.shape[0], *b.shape[2:])  # numbers: torch takes twice as long to read a torch.Size
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return a * b + h0.unsqueeze(1) if out is None else out
-    flat_a, flat_b, flat_h0 = a if a.shape == b.shape else a.expand_as(b), b, h0
+    flat_a, flat_b, flat_h0 = a if _alike(a, b) else a.expand_as(b), b, h0
     if b.dim() != 3:
         batch, length = b.shape[:2]
         flat_a, flat_b = (x.reshape(batch, length, -1) for x in (flat_a, b))
@@ -430,7 +438,7 @@ def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | N
     if b.dim() < 2:
         raise ValueError(sentence("b", kind_of(b), "(B, L, *channels)"))
     shape = tuple(b.shape)
-    if a.shape != shape and (a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1]))):
+    if not _alike(a, b) and (a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1]))):
         hint = "each of its dimensions, counted from the last, must be 1 or b's"
         raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's {shape}", hint))
     n_sequences = shape[0]
