@@ -204,7 +204,7 @@ def test_a_long_prompt_lets_others_write(exact):
     rounds = Rounds()
     writer = Request(exact, exact.start, [1], [asking(200)])
     rounds.run(writer, rounds=1)
-    long = Request(exact, exact.start, [1] * 4000, [])
+    long = Request(exact, exact.start, [1] * 6000, [])  # more than 20 pieces of 256
     rounds.engine.submit(long)
     with torch.inference_mode():
         for _ in range(20):
