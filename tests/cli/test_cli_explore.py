@@ -1,6 +1,7 @@
 """`recurra explore`: where the page is, and when it is opened. The page itself has tests in tests/web."""
 
 import http.server
+import socket
 import threading
 import urllib.request
 
@@ -50,3 +51,10 @@ def test_the_page_is_opened_once_the_server_answers(monkeypatch, proxy):
         threading.Thread(target=server.handle_request, daemon=True).start()
         assert _open_when_ready(address, opened.append, seconds=60.0)
     assert opened == [address]
+
+
+def test_a_port_that_is_taken_is_named(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["explore", "memory-horizon", "--no-browser", "--port", port]) == 2
+    assert f"--port is {port}, which another program listens on; expected a free port" in capsys.readouterr().err

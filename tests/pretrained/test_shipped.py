@@ -189,3 +189,21 @@ def test_int8_costs_next_to_nothing_and_rounding_twice_nothing(tmp_path):
     tokens = torch.randint(50, (4, 65))
     losses = [negative_log_likelihood(each(tokens[:, :-1])[0], tokens[:, 1:]).mean() for each in (model, restored)]
     assert torch.exp(losses[1] - losses[0]).item() == pytest.approx(1, abs=0.01)
+
+
+def test_a_copy_that_lost_its_weights_is_written_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = find_run("memory-horizon")
+    for checkpoint in (folder / "checkpoints").iterdir():
+        checkpoint.unlink()
+    assert open_run("memory-horizon").model is not None
+
+
+def test_only_matrices_of_layers_are_rounded(tmp_path):
+    config = LanguageModelConfig(vocab_size=7, n_layer=1, d_model=8, mixer="s4d", mixer_options={"d_state": 4})
+    model = LanguageModel(config)
+    save_single_file(PortableModel(model, None), tmp_path / "model.safetensors", int8=True)
+    found = load_single_file(tmp_path / "model.safetensors").model.state_dict()
+    frequency = "blocks.0.mixer.frequency"
+    assert torch.equal(found[frequency], model.state_dict()[frequency])
+    assert not torch.equal(found["embedding.weight"], model.embedding.weight)
