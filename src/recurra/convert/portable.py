@@ -203,7 +203,7 @@ def _rounded(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
     for name in of_layers & weights.keys():
         matrix = weights[name]
         if matrix.dtype == torch.float32:
-            scales = matrix.abs().amax(1, keepdim=True) / 127
+            scales = matrix.abs().amax(-1, keepdim=True) / 127
             rounded[name] = (matrix / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
             rounded[name + _SCALES] = scales
     return rounded

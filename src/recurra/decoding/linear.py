@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra._choices import DTYPES, Numbers
 from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
-from recurra.layers.feed_forward import TiedLinear
+from recurra.layers.feed_forward import Experts, TiedLinear, by_expert
 from recurra.mixers.gru import GRU, GRUState
 from recurra.ops._operator import Operator, usable_threads
 from recurra.ops.cells.gru import gru_after_products
@@ -237,6 +237,66 @@ _PACK: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# --- packed experts, as a torch operator too, which reads the weights of the chosen ones alone ---
+#
+#     recurra::decoding_experts    y (tokens, top_k, d_model): each token's x through each of its experts
+#
+# A recorded step has it as one operation, so that every step chooses anew. There is no instruction for it.
+
+
+def _run_experts(
+    y: Tensor, x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, chosen: Tensor
+) -> None:
+    order, counts = by_expert(chosen, len(gate_up))
+    rows = y.view(-1, y.shape[-1])
+    for expert, places in enumerate(order.split(counts)):
+        if len(places):
+            inputs = x.index_select(0, places // chosen.shape[1])
+            gate, up = _product(inputs, gate_up[expert], gate_up_scale[expert]).chunk(2, -1)
+            rows[places] = _product(functional.silu(gate) * up, down[expert], down_scale[expert])
+
+
+def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    if weight.dtype == torch.float32 and len(x) > MOST_VECTORS:
+        return functional.linear(x, weight)
+    y = x.new_empty(len(x), len(scale))
+    _run(y, x, weight, scale, torch.zeros_like(scale))
+    return y
+
+
+_decoding_experts = Operator(
+    "decoding_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, Tensor chosen)"
+    " -> Tensor",
+    check=lambda *_: None,  # its module makes all but x
+    allocate=lambda x, *others: x.new_empty((*others[-1].shape, x.shape[-1])),
+    run=_run_experts,
+)
+
+
+class DecodingExperts(nn.Module):
+    """`Experts` for inference on a CPU, their weights kept as a `DecodingLinear` keeps its own."""
+
+    gate_up: Tensor
+    gate_up_scale: Tensor
+    down: Tensor
+    down_scale: Tensor
+
+    def __init__(self, experts: Experts, dtype: str) -> None:
+        super().__init__()
+        for name in ("gate_up", "down"):
+            weight = getattr(experts, name).weight.detach()
+            packed = [DecodingLinear(_linear(one, None), dtype) for one in weight]
+            whole = weight if dtype == "float32" else torch.stack([one.stored for one in packed])
+            self.register_buffer(name, whole.contiguous())
+            self.register_buffer(f"{name}_scale", torch.stack([one.scale for one in packed]))
+
+    def forward(
+        self, x: Float[Tensor, "tokens d_model"], chosen: Int[Tensor, "tokens top_k"]
+    ) -> Float[Tensor, "tokens top_k d_model"]:
+        """Apply the chosen experts to each token."""
+        return _decoding_experts(x.float(), self.gate_up, self.gate_up_scale, self.down, self.down_scale, chosen)
+
+
 class _GRUProducts(nn.Module):
     """The two products of a `torch.nn.GRUCell`, packed, under the names that the cell has for its weights."""
 
@@ -264,9 +324,11 @@ class _PackedGRU(GRU):
         return y, GRUState(last)
 
 
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    linear.weight, linear.bias = nn.Parameter(weight.detach(), False), nn.Parameter(bias.detach(), False)
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), False)
     return linear
 
 
@@ -277,9 +339,9 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
     The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
-    both products of the mixer "gru", with x and with the state. Everything else (embeddings, norms, the recurrent
-    weights of sLSTM and of CRT's cells, implicit filters, the clusters of an adaptive softmax) stays float32 and shares
-    its memory with the model.
+    both products of the mixer "gru", with x and with the state, and experts, but not their routers. Everything else
+    (embeddings, norms, the recurrent weights of sLSTM and of CRT's cells, implicit filters, the clusters of an adaptive
+    softmax) stays float32 and shares its memory with the model.
 
     Args:
         model: a float32 model on the CPU.
@@ -300,6 +362,8 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
         for name, child in parent.named_children():
             if type(child) is nn.Linear or type(child) is TiedLinear:
                 setattr(parent, name, DecodingLinear(child, dtype))
+            elif type(child) is Experts:
+                setattr(parent, name, DecodingExperts(child, dtype))
             elif type(child) is GRU and dtype != "float32":  # which has kernels for float32
                 setattr(parent, name, _PackedGRU(child, dtype))
     return twin.eval()

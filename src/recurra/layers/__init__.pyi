@@ -1,7 +1,16 @@
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.dropout import LockedDropout, WordDropout
 from recurra.layers.embeddings import AdaptiveEmbedding
-from recurra.layers.feed_forward import FeedForward
+from recurra.layers.feed_forward import FeedForward, MixtureOfExperts, load_balancing_loss
 from recurra.layers.softmax import AdaptiveSoftmax
 
-__all__ = ["AdaptiveEmbedding", "AdaptiveSoftmax", "FeedForward", "LockedDropout", "ShortConvolution", "WordDropout"]
+__all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveSoftmax",
+    "FeedForward",
+    "LockedDropout",
+    "MixtureOfExperts",
+    "ShortConvolution",
+    "WordDropout",
+    "load_balancing_loss",
+]

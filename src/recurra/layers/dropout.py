@@ -28,6 +28,18 @@ class _Dropout(nn.Module):
         return x * (mask if places is None else mask[places])
 
 
+class ScaledDropout(nn.Dropout):
+    """Dropout, and then a factor, in evaluation too: what a block adds to its residual stream, as Granite scales it."""
+
+    def __init__(self, p: float, scale: float) -> None:
+        super().__init__(p)
+        self.scale = scale
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Drop channels in training, and scale."""
+        return super().forward(x) * self.scale
+
+
 class LockedDropout(_Dropout):
     """Variational dropout: one mask for all steps of a call (Gal and Ghahramani, arXiv 1512.05287, section 4).
 

@@ -1,15 +1,20 @@
-"""Channel mixing: feed-forward networks by name, block-diagonal maps, output gates, and RWKV's token shift."""
+"""Channel mixing: feed-forward networks by name, mixtures of experts, block-diagonal maps, output gates, and RWKV's
+token shift.
+"""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require_heads
+from recurra.checks import require, require_at_least, require_heads, require_positive
 from recurra.layers.norms import at_least_float32
+from recurra.ops._operator import OneNode, has_numbers, transforms_are_active, without_autocast
 
 
 class FeedForward(nn.Sequential):
@@ -62,13 +67,212 @@ class _GatedFeedForward(nn.Module):
         return y
 
 
+class LinearWeights(nn.Module):
+    """The weights of a linear layer, which their owner reads: calling `nn.Linear` would cost it more, or be wrong.
+
+    What wraps or replaces each `nn.Linear` of a model (peft's adapters, packed weights) leaves these alone. An adapter
+    would never be heard.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        linear = nn.Linear(in_features, out_features, bias)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+
+class ExpertWeights(LinearWeights):
+    """The matrices of a linear layer without bias, one for each expert; their owner reads them."""
+
+    def __init__(self, n_experts: int, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.weight = nn.Parameter(torch.randn(n_experts, out_features, in_features) * in_features**-0.5)
+
+
+class Router(LinearWeights):
+    """Logits in float32 or better. Its weights are never packed: rounding would change which experts are chosen."""
+
+    def forward(self, x: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "tokens n_experts"]:
+        """Multiply with the weights."""
+        with without_autocast(x):
+            return functional.linear(at_least_float32(x), at_least_float32(self.weight))
+
+
+class Routing(NamedTuple):
+    """What a router decided: its logits, the chosen experts, and which tokens count (all of them if None)."""
+
+    logits: Float[Tensor, "tokens n_experts"]
+    chosen: Int[Tensor, "tokens top_k"]
+    mask: Bool[Tensor, " tokens"] | None
+
+
+def load_balancing_loss(routing: Sequence[Routing]) -> Float[Tensor, ""]:
+    """Return n_experts sum_e f_e P_e, the mean over mixtures of experts (Fedus et al., arXiv 2101.03961, (4)-(6)).
+
+    f_e is how often a token chooses expert e, and P_e the mean of its softmax probability; only P has a gradient. The
+    loss is top_k if all experts are used alike, as in transformers, which counts all layers as one mixture.
+    """
+    losses = []
+    for logits, chosen, mask in routing:
+        counted = logits.new_ones(len(logits)) if mask is None else mask.to(logits.dtype)
+        share = counted / counted.sum().clamp_min(1)
+        times = torch.zeros_like(logits).scatter_(1, chosen, 1.0)
+        losses.append(logits.shape[1] * ((share @ times) * (share @ logits.softmax(-1))).sum())
+    return torch.stack(losses).mean()
+
+
+def by_expert(chosen: Int[Tensor, "tokens top_k"], n_experts: int) -> tuple[Int[Tensor, " choices"], list[int]]:
+    """Return all choices, as places in the flattened tensor, expert by expert, and how many each expert has."""
+    flat = chosen.flatten()
+    return flat.argsort(stable=True), flat.bincount(minlength=n_experts).tolist()
+
+
+def _grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor) -> Tensor:
+    """One product for each chosen expert; the others' weights are not read."""
+    order, counts = by_expert(chosen, len(gate_up))
+    rows = x.index_select(0, order // chosen.shape[1]).split(counts)
+    # unbind: a gradient of one slice would be as large as that of all
+    outputs = [
+        _expert(part, *weights)
+        for part, *weights in zip(rows, gate_up.unbind(), down.unbind())
+        if len(part) or not len(x)  # without tokens, so that weights have gradients of zeros
+    ]
+    return torch.cat(outputs)[order.argsort()].view(*chosen.shape, x.shape[1])
+
+
+def _expert(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    gate, up = functional.linear(x, gate_up).chunk(2, -1)
+    return functional.linear(functional.silu(gate) * up, down)
+
+
+def _gathered(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor) -> Tensor:
+    """Copy the weights that each token needs: no size depends on the choices."""
+    gate, up = torch.einsum("nd,nkhd->nkh", x, gate_up[chosen]).chunk(2, -1)
+    return torch.einsum("nkh,nkdh->nkd", functional.silu(gate) * up, down[chosen])
+
+
+_any_choices = OneNode(
+    "expert_outputs(Tensor x, Tensor gate_up, Tensor down, Tensor chosen) -> Tensor",
+    _grouped,
+    lambda x, gate_up, down, chosen: x.new_empty((*chosen.shape, x.shape[-1])),
+    n_inputs=3,
+    flops=lambda x, gate_up, down, chosen: 2 * math.prod(chosen) * (math.prod(gate_up[1:]) + math.prod(down[1:])),
+)
+
+
+class Experts(nn.Module):
+    """W_down (SiLU(W_gate x) * W_up x) with the weights of every expert, for the experts that each token chose.
+
+    On a CPU only the weights of chosen experts are read. On other devices few tokens copy the weights that they need,
+    which does not wait for the device.
+    """
+
+    def __init__(self, n_experts: int, d_model: int, d_expert: int) -> None:
+        super().__init__()
+        self.gate_up = ExpertWeights(n_experts, d_model, 2 * d_expert)
+        self.down = ExpertWeights(n_experts, d_expert, d_model)
+
+    def forward(
+        self, x: Float[Tensor, "tokens d_model"], chosen: Int[Tensor, "tokens top_k"]
+    ) -> Float[Tensor, "tokens top_k d_model"]:
+        """Apply the chosen experts to each token."""
+        given = (x, self.gate_up.weight, self.down.weight, chosen)
+        are_few = not x.is_cpu and chosen.numel() <= len(self.gate_up.weight)
+        if are_few or transforms_are_active():
+            return _gathered(*given)
+        outputs: Tensor = _grouped(*given) if has_numbers(*given) else _any_choices(*given)
+        return outputs
+
+
+class MixtureOfExperts(nn.Module):
+    """y = sum over chosen experts e of w_e E_e(x), plus g S(x) if there is a shared expert S (Shazeer et al., arXiv
+    1701.06538; gated experts as in Mixtral, arXiv 2401.04088; a shared one as in DeepSeekMoE, arXiv 2401.06066).
+
+    A linear router gives each expert a logit; the `top_k` largest choose. With `normalise` w is the softmax of the
+    chosen logits, else the softmax of all logits, where chosen. No token is dropped. There are no biases and no dropout
+    inside.
+
+    Args:
+        d_model: channels.
+        d_hidden: hidden channels of an expert unless `d_expert` is given.
+        n_experts: experts to choose from.
+        top_k: experts that each token chooses.
+        d_expert: hidden channels of an expert; `d_hidden` if None.
+        d_shared: hidden channels of the shared expert, which sees every token; 0 for none.
+        shared_gate: whether g = sigmoid(w_g x), as in Qwen's models; 1 otherwise.
+        normalise: whether the weights of the chosen experts add up to 1.
+        scale: what these weights are multiplied by.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        dropout: float = 0.0,
+        *,
+        biases: bool = True,
+        n_experts: int = 8,
+        top_k: int = 2,
+        d_expert: int | None = None,
+        d_shared: int = 0,
+        shared_gate: bool = False,
+        normalise: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        d_expert = d_hidden if d_expert is None else d_expert
+        require_at_least(1, n_experts=n_experts, top_k=top_k, d_expert=d_expert)
+        require(top_k <= n_experts, "top_k", top_k, f"at most n_experts = {n_experts}")
+        require_at_least(0, d_shared=d_shared)
+        require(d_shared > 0 or not shared_gate, "shared_gate", shared_gate, "False with d_shared = 0")
+        require_positive(scale=scale)
+        self.top_k, self.normalise, self.scale = top_k, normalise, scale
+        self.router = Router(d_model, n_experts, bias=False)
+        self.experts = Experts(n_experts, d_model, d_expert)
+        self.shared = _GatedFeedForward(nn.SiLU, d_model, d_shared, biases=False) if d_shared else None
+        self.shared_gate = nn.Linear(d_model, 1, bias=False) if shared_gate else None
+
+    @property
+    def output_projection(self) -> nn.Module:
+        """The experts' layers that write to the residual stream; `shared` has another."""
+        return self.experts.down
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        routing: list[Routing] | None = None,
+        mask: Bool[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply the chosen experts to each step. The list `routing` takes what the router decided, for its losses.
+
+        mask: True where a step counts in those losses.
+        """
+        tokens = x.flatten(0, 1)
+        logits = self.router(tokens)
+        weights, chosen = self._choose(logits)
+        if routing is not None:
+            routing.append(Routing(logits, chosen, None if mask is None else mask.flatten()))
+        y = (self.experts(tokens, chosen) * weights[..., None]).sum(1).to(x.dtype).view_as(x)
+        if self.shared is None:
+            return y
+        shared = self.shared(x)
+        return y + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared)
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights of the chosen experts and their numbers, the largest first."""
+        largest, chosen = logits.topk(self.top_k)
+        weights = largest.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
+        return self.scale * weights, chosen
+
+
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
     "gelu": FeedForward,
     "swiglu": partial(_GatedFeedForward, nn.SiLU),
     "geglu": partial(_GatedFeedForward, nn.GELU),
     "geglu-tanh": partial(_GatedFeedForward, partial(nn.GELU, "tanh")),  # as Gemma has it
+    "mixture-of-experts": MixtureOfExperts,
 }
-"""Each is called as `feed_forward(d_model, d_hidden, dropout, biases=...)`."""
+"""Each is called as `feed_forward(d_model, d_hidden, dropout, biases=...)`; a mixture of experts has options."""
 
 
 class BlockDiagonalLinear(nn.Module):
@@ -89,20 +293,6 @@ class BlockDiagonalLinear(nn.Module):
         """Multiply the channels of every head with its block."""
         heads = x.unflatten(-1, (self.n_heads, -1))
         return torch.einsum("blhi,hij->blhj", heads, self.weight).flatten(-2) + self.bias
-
-
-class LinearWeights(nn.Module):
-    """The weights of a linear layer, which their owner reads: calling `nn.Linear` would cost it more, or be wrong.
-
-    What wraps or replaces each `nn.Linear` of a model (peft's adapters, packed weights) leaves these alone. An adapter
-    would never be heard.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
-        linear = nn.Linear(in_features, out_features, bias)
-        self.in_features, self.out_features = in_features, out_features
-        self.weight, self.bias = linear.weight, linear.bias
 
 
 class TiedLinear(LinearWeights):

@@ -152,10 +152,27 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(tokens) * self.embed_scale
 
 
+class ScaledHead(nn.Module):
+    """scale * W x: logits times a constant, as in models that are scaled by muP (Yang et al., arXiv 2203.03466)."""
+
+    def __init__(self, linear: nn.Linear | TiedLinear, scale: float) -> None:
+        super().__init__()
+        self.linear, self.scale = linear, scale
+
+    def forward(self, hidden: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape classes"]:
+        """Compute scaled logits."""
+        return self.scale * self.linear(hidden)
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix, without the scale."""
+        return self.linear.weight
+
+
 class CappedHead(nn.Module):
     """cap * tanh(W x / cap): logits that stay between -cap and cap, above 0 (Griffin, arXiv 2402.19427)."""
 
-    def __init__(self, linear: nn.Linear | TiedLinear, cap: float) -> None:
+    def __init__(self, linear: nn.Linear | TiedLinear | ScaledHead, cap: float) -> None:
         super().__init__()
         self.linear, self.cap = linear, cap
 

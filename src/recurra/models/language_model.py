@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import choose, require, require_at_least, require_positive, require_probability, sentence
-from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, TiedLinear
+from recurra.layers.dropout import ScaledDropout
+from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, MixtureOfExperts, Routing, TiedLinear
 from recurra.layers.norms import NORMS
-from recurra.layers.softmax import CappedHead, ScaledEmbedding
+from recurra.layers.softmax import CappedHead, ScaledEmbedding, ScaledHead
 from recurra.lengths import mask_fill
 from recurra.mixers.base import create_mixer
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
@@ -25,20 +26,26 @@ class MixerBlock(nn.Module):
         mixer: the time mixing layer, `(x, state) -> (y, state)`.
         norm: the norm before it.
         dropout: probability of dropping a channel of what the block adds to x.
+        scale: what that is multiplied by.
     """
 
-    def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
+    def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
         self.norm_mixing = norm
         self.mixer = mixer
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if scale == 1 else ScaledDropout(dropout, scale)
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: Any = None,
+        routing: list[Routing] | None = None,
+        **lengths: Any,
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, continuing from the mixer's `state`; None is the start of a stream.
 
-        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite.
+        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. The list `routing` takes what the
+        router decides, if the block has a mixture of experts.
         """
         mixed, state = self.mixer(self.norm_mixing(x), state, **lengths)
         return x + self.dropout(mixed), state
@@ -46,7 +53,8 @@ class MixerBlock(nn.Module):
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
         """Multiply the weights that write to the residual stream: a way to start, not to compute."""
-        for part in (self.mixer, getattr(self, "feed_forward", None)):
+        feed_forward = getattr(self, "feed_forward", None)
+        for part in (self.mixer, feed_forward, getattr(feed_forward, "shared", None)):
             projection = getattr(part, "output_projection", None)
             if projection is not None:
                 projection.weight.mul_(scale)
@@ -65,17 +73,38 @@ class Block(MixerBlock):
         feed_forward: nn.Module,
         norm_feed_forward: nn.Module,
         dropout: float = 0.0,
+        scale: float = 1.0,
     ) -> None:
-        super().__init__(mixer, norm, dropout)
+        super().__init__(mixer, norm, dropout, scale)
         self.norm_feed_forward = norm_feed_forward
         self.feed_forward = feed_forward
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: Any = None,
+        routing: list[Routing] | None = None,
+        **lengths: Any,
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply both halves, continuing as `MixerBlock.forward` does."""
         x, state = super().forward(x, state, **lengths)
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
+
+
+class ExpertsBlock(Block):
+    """The same with a mixture of experts."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: Any = None,
+        routing: list[Routing] | None = None,
+        **lengths: Any,
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply both halves, continuing as `MixerBlock.forward` does."""
+        x, state = MixerBlock.forward(self, x, state, **lengths)
+        mixed = self.feed_forward(self.norm_feed_forward(x), routing, lengths.get("mask"))
+        return x + self.dropout(mixed), state
 
 
 @dataclass(frozen=True)
@@ -97,38 +126,45 @@ class LanguageModelConfig(ModelConfig):
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
     phase_activation, phase_scale, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
-    feed_forward: str = "gelu"
-    """The feed-forward networks: "gelu", or with gates "swiglu", "geglu" or "geglu-tanh", which approximates GELU."""
+    feed_forward: str | list[str] = "gelu"
+    """The feed-forward networks: "gelu", or with gates "swiglu", "geglu" or "geglu-tanh", which approximates GELU, or
+    "mixture-of-experts"; one for all blocks or one per block."""
+    feed_forward_options: dict[str, Any] = field(default_factory=dict)
+    """Options of "mixture-of-experts": n_experts, top_k, d_expert (d_channel_mixing unless given), d_shared,
+    shared_gate, normalise, scale."""
     norm: str = "layer"
     """The norms before all layers and the head: "layer" or "rms"."""
     norm_epsilon: float = 1e-5
     """What the norms add to the mean square."""
     biases: bool = True
-    """Give the feed-forward networks and the head biases; a head that is the embedding never has one."""
+    """Give the feed-forward networks and the head biases; experts and a head that is the embedding never have one."""
     tie_embeddings: bool = False
     """Use the token embedding as the output matrix too."""
     embedding_scale: float = 1.0
     """What embedded tokens are multiplied by."""
+    residual_scale: float = 1.0
+    """What each half of a block multiplies by what it adds, in training and after it."""
     residual_init_scale: float = 1.0
     """What the last weights of each half of a block are multiplied by at the start: those of the feed-forward network
     and of the mixer's output projection, where it has one. At 0 such blocks begin as the identity."""
     embedding_norm: bool = False
     """Normalise embedded tokens, as RWKV-4 does."""
+    logit_scale: float = 1.0
+    """What the logits are multiplied by, before they are bounded."""
     logit_cap: float | None = None
     """Bound of the logits, cap * tanh(logit / cap); none if None."""
     dropout: float = 0.0
     """Probability of dropping a channel of the embedding, of what each half of a block adds, or of the hidden channels
-    of the feed-forward networks."""
+    of the feed-forward networks, but for experts."""
 
     def __post_init__(self) -> None:
         require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
         require_at_least(0, d_channel_mixing=self.d_channel_mixing, residual_init_scale=self.residual_init_scale)
         require_probability(dropout=self.dropout)
-        choose("feed_forward", FEED_FORWARDS, self.feed_forward)
-        applies = self.d_channel_mixing > 0 or self.feed_forward == "gelu"
-        require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
+        self._check_feed_forwards()
         choose("norm", NORMS, self.norm)
         require_positive(norm_epsilon=self.norm_epsilon, embedding_scale=self.embedding_scale)
+        require_positive(residual_scale=self.residual_scale, logit_scale=self.logit_scale)
         require_at_least(1, **self.given_sizes())
         if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
             expected = f"vocab_size = {self.vocab_size}, as tie_embeddings is set"
@@ -143,6 +179,21 @@ class LanguageModelConfig(ModelConfig):
             if name not in self.mixer or not isinstance(options, dict):
                 expected = f"options by the names of the mixers, {names}"
                 raise ValueError(sentence("mixer_options", f"{{{name!r}: {options!r}}}", expected))
+
+    def _check_feed_forwards(self) -> None:
+        names, n_layer = self.feed_forwards, self.n_layer
+        require(len(names) == n_layer, "feed_forward", self.feed_forward, f"one name for each of n_layer = {n_layer}")
+        for name in names:
+            choose("feed_forward", FEED_FORWARDS, name)
+        applies = self.d_channel_mixing > 0 or self.feed_forward == "gelu"
+        require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
+        applies = "mixture-of-experts" in names or not self.feed_forward_options
+        require(applies, "feed_forward_options", self.feed_forward_options, "none without a mixture-of-experts")
+
+    @property
+    def feed_forwards(self) -> list[str]:
+        """The name of the feed-forward network of every block."""
+        return [self.feed_forward] * self.n_layer if isinstance(self.feed_forward, str) else self.feed_forward
 
     @property
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
@@ -178,12 +229,14 @@ class LanguageModel(LanguageModelShell):
         self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            _block(create_mixer(name, config.d_model, **options), config) for name, options in config.mixers
+            _block(create_mixer(name, config.d_model, **options), feed_forward, config)
+            for (name, options), feed_forward in zip(config.mixers, config.feed_forwards)
         )
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
-        self.head: nn.Module = linear if config.logit_cap is None else CappedHead(linear, config.logit_cap)
+        head = linear if config.logit_scale == 1 else ScaledHead(linear, config.logit_scale)
+        self.head: nn.Module = head if config.logit_cap is None else CappedHead(head, config.logit_cap)
         self.apply(_initialise)
         for block in self.blocks:
             block.scale_outputs(config.residual_init_scale)  # type: ignore[operator]
@@ -231,6 +284,8 @@ class LanguageModel(LanguageModelShell):
         for number, block in enumerate(self.blocks):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
+            if isinstance(block, ExpertsBlock):
+                return f"block {number} chooses experts, and what it computes depends on the numbers in it"
         return ""
 
 
@@ -244,13 +299,15 @@ def _norm(config: LanguageModelConfig) -> nn.Module:
     return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
 
 
-def _block(mixer: nn.Module, config: LanguageModelConfig) -> MixerBlock:
+def _block(mixer: nn.Module, feed_forward: str, config: LanguageModelConfig) -> MixerBlock:
+    added = (config.dropout, config.residual_scale)
     if config.d_channel_mixing == 0:
-        return MixerBlock(mixer, _norm(config), config.dropout)
-    feed_forward = FEED_FORWARDS[config.feed_forward](
-        config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases
-    )
-    return Block(mixer, _norm(config), feed_forward, _norm(config), config.dropout)
+        return MixerBlock(mixer, _norm(config), *added)
+    kind = FEED_FORWARDS[feed_forward]
+    is_mixture = kind is MixtureOfExperts
+    options = config.feed_forward_options if is_mixture else {}
+    network = kind(config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases, **options)
+    return (ExpertsBlock if is_mixture else Block)(mixer, _norm(config), network, _norm(config), *added)
 
 
 def _initialise(module: nn.Module) -> None:

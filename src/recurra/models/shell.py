@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from recurra.checks import kind_of, require_numbers, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
+from recurra.layers.feed_forward import Routing
 from recurra.lengths import check_lengths, mask_fill, on_host, run_lengths, run_resets
 from recurra.mixers.base import with_zero_gradients
 from recurra.state import Ragged
@@ -155,12 +156,15 @@ class LanguageModelShell(nn.Module, ABC):
         mask: Bool[Tensor, "B L"] | None = None,
         cu_seqlens: Int[Tensor, " borders"] | None = None,
         reset: Bool[Tensor, "B L"] | None = None,
+        routing: list[Routing] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Return what the head reads after every token; arguments and errors as `forward`.
 
-        In place of tokens it takes vectors, such as `embedding` makes of them.
+        In place of tokens it takes vectors, such as `embedding` makes of them. In a model with mixtures of experts, the
+        list `routing` takes what their routers decide, block by block, for `load_balancing_loss`.
         """
-        return self._over_lengths(self._run, tokens, state, mask, cu_seqlens, reset)
+        run = self._run if routing is None else partial(self._run, routing=routing)
+        return self._over_lengths(run, tokens, state, mask, cu_seqlens, reset)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B L"] | Float[Tensor, "B L d_model"], state: Any = None, **lengths: Tensor | None

@@ -329,11 +329,18 @@ class OneNode:
         schema: in torch's notation; tensors come first.
         function: from the arguments to the results.
         allocate: as an `Operator`'s.
-        n_inputs: the number of tensors among the arguments, None included.
+        n_inputs: the number of tensors among the arguments, None included; what follows has no gradient.
+        flops: counts operations of the forward pass, as an `Operator`'s.
     """
 
     def __init__(
-        self, schema: str, function: Callable[..., Any], allocate: Callable[..., Any], *, n_inputs: int
+        self,
+        schema: str,
+        function: Callable[..., Any],
+        allocate: Callable[..., Any],
+        *,
+        n_inputs: int,
+        flops: Callable[..., int] | None = None,
     ) -> None:
         name, _, rest = schema.partition("(")
         given, _, returned = rest.rpartition(") -> ")
@@ -369,7 +376,7 @@ class OneNode:
             return results[0] if is_single else results
 
         differentiable = Differentiable(forward, backward, n_inputs=n_inputs, reference=several)
-        self._forward = Operator(schema, allocate=allocate, run=fill, **shared)
+        self._forward = Operator(schema, allocate=allocate, run=fill, flops=flops, **shared)
         self._forward.record = record
         self._backward = Operator(
             f"{name}_backward(Tensor?[] gradients, {given}) -> Tensor[]",
@@ -377,6 +384,7 @@ class OneNode:
                 arguments[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in arguments[:n_inputs]
             ],
             run=fill_back,
+            flops=None if flops is None else lambda _, *arguments: 3 * flops(*arguments),
             **shared,
         )
 

@@ -251,6 +251,8 @@ class TrainingConfig:
     """Weight of the mean square of what a language model's head reads (AWD-LSTM's AR); logs are without it."""
     change_penalty: float = 0.0
     """Weight of the mean square of its change from one step to the next (AWD-LSTM's TAR)."""
+    balance_penalty: float = 0.0
+    """Weight of the load-balancing loss of a language model's mixtures of experts; logs are without it."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
     """float32 throughout, or bfloat16 autocast over float32 weights and states; auto: bfloat16 where the processor has
     units for it, else float32, and a run keeps what it began with. Evaluation always uses float32."""
@@ -303,7 +305,7 @@ class TrainingConfig:
         highest, expected = (1, "in (0, 1]") if self.monitor == "accuracy" else (math.inf, "above 0")
         is_possible = self.stop_at is None or 0 < self.stop_at <= highest
         require(is_possible, "training.stop_at", self.stop_at, f"{self.monitor} {expected}, or null")
-        require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
+        require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty", "balance_penalty"))
         for name, expected in {
             "change_penalty": "0 with training.sequence_parallel, which cuts sequences where it would compare steps",
             "checkpoint_blocks": "false with training.sequence_parallel, whose exchanges cannot be repeated",

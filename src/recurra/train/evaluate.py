@@ -200,7 +200,7 @@ def _outputs(
         batch = source.batch(0, step)
         inputs, targets = batch.inputs.to(device), batch.targets.to(device)
         carried = state if batch.continues else None
-        extra = {} if batch.cu_seqlens is None else {"cu_seqlens": batch.cu_seqlens}
+        extra: dict[str, Any] = {} if batch.cu_seqlens is None else {"cu_seqlens": batch.cu_seqlens}
         if isinstance(model, LanguageModelShell):
             hidden, state = model.hidden(inputs, carried, **extra)
             counted = batch.targets != IGNORED_TARGET

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from recurra.checks import kind_of, require_tensor, require_whole_number, sentence
 from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource
 from recurra.layers.embeddings import few_targets
+from recurra.layers.feed_forward import MixtureOfExperts, Routing, load_balancing_loss
 from recurra.models.language_model import LanguageModel
 from recurra.models.shell import LanguageModelShell
 from recurra.train._process import Ranks
@@ -170,6 +171,9 @@ class Objective(nn.Module):
             names = "training.activation_penalty and .change_penalty"
             got = f"{config.activation_penalty} and {config.change_penalty}, for a {type(model).__name__}"
             raise ValueError(sentence(names, got, "0 but for a language model"))
+        if config.balance_penalty and not any(isinstance(part, MixtureOfExperts) for part in model.modules()):
+            expected = "0 but for a model with mixtures of experts"
+            raise ValueError(sentence("training.balance_penalty", config.balance_penalty, expected))
         if config.sequence_parallel > 1 and config.strategy == "fsdp" and not isinstance(model, LanguageModel):
             expected = "ddp with training.sequence_parallel for a model that reads segments"
             hint = "its ranks take turns, and FSDP needs all of them at once"
@@ -200,8 +204,12 @@ class Objective(nn.Module):
             losses, state = model.loss(inputs, targets, state, **extra)
             return losses.sum(), 0.0, state
         # The same methods are called whether targets are few or not: FSDP gathers its parameters at each call.
-        hidden, state = model.hidden(inputs, state, **extra)
+        routing: list[Routing] = []
+        wanted = routing if self.config.balance_penalty else None
+        hidden, state = model.hidden(inputs, state, **extra, routing=wanted)
         penalty = _penalty(hidden, self.config, **extra)
+        if routing:
+            penalty = penalty + self.config.balance_penalty * load_balancing_loss(routing)
         if positions is not None:
             hidden, targets = (x.flatten(0, 1)[positions][None] for x in (hidden, targets))
         return model.losses(hidden, targets).sum(), penalty, state
