@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_heads
+from recurra.checks import require, require_at_least, require_heads, require_positive
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32, gated
 from recurra.layers.state_space import inverse_softplus_of_steps, most_heads
@@ -53,6 +53,7 @@ class Mamba2(Mixer):
         n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         min_step, max_step: the range of step sizes at the start.
+        norm_epsilon: what the norm adds to the mean square.
     """
 
     skips_padding = True
@@ -68,9 +69,11 @@ class Mamba2(Mixer):
         n_groups: int = 1,
         min_step: float = 0.001,
         max_step: float = 0.1,
+        norm_epsilon: float = 1e-5,
     ) -> None:
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
         require_at_least(2, d_conv=d_conv)
+        require_positive(norm_epsilon=norm_epsilon)
         d_inner = expand * d_model
         n_heads = most_heads(d_inner, _PUBLISHED_HEAD) if n_heads is None else n_heads
         require_heads(n_heads, **{"expand * d_model": d_inner})
@@ -86,7 +89,7 @@ class Mamba2(Mixer):
         self.step_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, min_step, max_step))
         self.log_decay = nn.Parameter(torch.log(1 + 15 * torch.rand(n_heads)))
         self.skip = nn.Parameter(torch.ones(n_heads))
-        self.norm = RMSNorm(d_inner, n_groups=n_groups)
+        self.norm = RMSNorm(d_inner, norm_epsilon, n_groups=n_groups)
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:

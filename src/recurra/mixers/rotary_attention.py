@@ -43,6 +43,7 @@ class RotaryAttention(Mixer):
         dropout: probability of dropping an attention weight.
         qk_norm: epsilon of a root mean square norm of queries and keys in each head, before they are rotated, with one
             scale for all heads, as in LFM2 (arXiv 2511.23404); none if None. The state then holds normalised keys.
+        query_scale: what queries are multiplied by, besides 1 / sqrt(d_head).
     """
 
     masks_products = True
@@ -60,6 +61,7 @@ class RotaryAttention(Mixer):
         output_bias: bool = False,
         dropout: float = 0.0,
         qk_norm: float | None = None,
+        query_scale: float = 1.0,
     ) -> None:
         d_head = head_size(d_model, n_heads, d_head)
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -67,7 +69,7 @@ class RotaryAttention(Mixer):
         require(n_heads % n_kv_heads == 0, "n_kv_heads", n_kv_heads, f"a divisor of n_heads = {n_heads}")
         require(0 <= rotated_share <= 1, "rotated_share", rotated_share, "a share from 0 to 1")
         n_rotated = int(d_head * rotated_share)
-        require_positive(rotation_base=rotation_base)
+        require_positive(rotation_base=rotation_base, query_scale=query_scale)
         even = n_rotated > 0 and n_rotated % 2 == 0
         require(
             even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
@@ -79,6 +81,7 @@ class RotaryAttention(Mixer):
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated
         self.window, self.dropout, self.rotation_base = window, dropout, rotation_base
+        self.query_scale = query_scale
         self.qkv = nn.Linear(d_model, (n_heads + 2 * n_kv_heads) * d_head, bias=False)
         self.output_projection = nn.Linear(n_heads * d_head, d_model, bias=output_bias)
         self.query_norm, self.key_norm = (
@@ -111,6 +114,7 @@ class RotaryAttention(Mixer):
         positions = torch.arange(n_keys, device=keys.device)
         angles = phases(positions, self.n_rotated, self.rotation_base)[:, None]  # the same for all heads
         queries = self._rotate(queries, angles[n_keys - n_queries :])
+        queries = queries if self.query_scale == 1 else self.query_scale * queries
         rotated = self._rotate(keys, angles)
         queries, rotated, values = (part.to(dtype).transpose(1, 2) for part in (queries, rotated, values))
         shared_by = self.n_heads // self.n_kv_heads

@@ -185,7 +185,7 @@ class LanguageModelConfig(ModelConfig):
         require(len(names) == n_layer, "feed_forward", self.feed_forward, f"one name for each of n_layer = {n_layer}")
         for name in names:
             choose("feed_forward", FEED_FORWARDS, name)
-        applies = self.d_channel_mixing > 0 or self.feed_forward == "gelu"
+        applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
         require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
         applies = "mixture-of-experts" in names or not self.feed_forward_options
         require(applies, "feed_forward_options", self.feed_forward_options, "none without a mixture-of-experts")

@@ -52,6 +52,18 @@ BAMBA = {
     "mamba_d_conv": 3,
     "pad_token_id": None,
 }
+GRANITE = {
+    **BAMBA,
+    "intermediate_size": 9,
+    "shared_intermediate_size": 14,
+    "mamba_chunk_size": 8,
+    "rms_norm_eps": 1e-3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 1.9,
+}
 LFM2 = {
     "num_hidden_layers": 3,
     "intermediate_size": 31,
@@ -64,16 +76,28 @@ ROTATION = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 
 MROPE = {**ROTATION, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
 TIED = {"tie_word_embeddings": True}
 OF_LFM2 = {"tie_word_embeddings": False, "block_ffn_dim_multiplier": 1.3, "head_dim": 10}
+OF_GRANITE = {"position_embedding_type": "rope", "head_dim": 10}
+OF_GRANITE |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+OF_JAMBA = {"num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 0}
+OF_QWEN = {"num_experts": 6, "num_experts_per_tok": 3}
+OF_QWEN |= {"moe_intermediate_size": 7, "shared_expert_intermediate_size": 9}
+SOME = {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3], "full_attention_interval": 2}
 HYBRID = ["linear_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
     "falcon-mamba": ("FalconMamba", {"state_size": 5, "mixer_rms_eps": 1e-3}),
     "jamba": ("Jamba", {**JAMBA, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    "jamba-experts": ("Jamba", {**JAMBA, **OF_JAMBA, "num_experts": 5, "num_experts_per_tok": 3}),
+    "jamba-experts-everywhere": ("Jamba", {**JAMBA, **OF_JAMBA, "num_experts": 4, "expert_layer_period": 1}),
     "jamba-without-attention": ("Jamba", {**JAMBA, "tie_word_embeddings": True}),
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
     "bamba": ("Bamba", {**BAMBA, "attn_layer_indices": [1], "mamba_chunk_size": 8}),
     "bamba-tied": ("Bamba", {**BAMBA, "attn_layer_indices": [0], "mamba_expand": 1, "head_dim": 12, **TIED}),
+    "granite": ("GraniteMoeHybrid", {**GRANITE, "num_local_experts": 5, "num_experts_per_tok": 3}),
+    "granite-rope": ("GraniteMoeHybrid", {**GRANITE, **OF_GRANITE, "num_local_experts": 4, **TIED}),
+    "granite-dense": ("GraniteMoeHybrid", {**GRANITE, **OF_GRANITE, "num_local_experts": 0}),
+    "granite-without-attention": ("GraniteMoeHybrid", {**GRANITE, "layer_types": None, "logits_scaling": 1}),
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
@@ -82,6 +106,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "rope_parameters": MROPE, "linear_conv_kernel_dim": 3}),
     "qwen3.5-tied": ("Qwen3_5", {**QWEN, "num_hidden_layers": 3, "full_attention_interval": 2, **TIED}),
     "qwen3-next": ("Qwen3Next", {**QWEN_NEXT, "layer_types": HYBRID, "rope_parameters": ROTATION}),
+    "qwen3-next-experts": ("Qwen3Next", {**QWEN, **OF_QWEN, "layer_types": HYBRID}),
+    "qwen3-next-some-experts": ("Qwen3Next", {**QWEN, **OF_QWEN, "num_hidden_layers": 5, **SOME}),
     "qwen3-next-linear": ("Qwen3Next", {**QWEN_NEXT, "full_attention_interval": 5, "tie_word_embeddings": True}),
     "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),
     "recurrent-gemma-without-attention": ("RecurrentGemma", {**GEMMA, "logits_soft_cap": 5.0}),
@@ -94,7 +120,9 @@ def peer(name: str, **changes: Any) -> nn.Module:
     kind, settings = CASES[name]
     made = getattr(transformers, f"{kind}ForCausalLM")
     torch.manual_seed(0)
-    model = made(made.config_class(**{**SIZES, **settings, **changes})).eval()
+    config = made.config_class(**{**SIZES, **settings, **changes})
+    config._experts_implementation = "eager"  # the others take float32 alone, and sizes that are multiples of 4
+    model = made(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)

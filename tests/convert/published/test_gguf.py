@@ -293,7 +293,10 @@ def test_damaged_files_are_refused_in_a_sentence(tokenizer, tmp_path):
 def test_what_llama_cpp_does_not_have_is_refused(tokenizer, tmp_path):
     shape = {"d_channel_mixing": 0, "norm": "rms", "biases": False}
     xlstm = {"mixer": "mlstm", "d_channel_mixing": 64, "feed_forward": "swiglu", "norm_epsilon": 1e-6}
+    selective = {"mixer": ["mamba"], "mixer_options": {"mamba": {"selection_norm": 1e-5, "selection_scales": True}}}
+    experts = {"feed_forward": "mixture-of-experts", "feed_forward_options": {"normalise": False, "n_experts": 4}}
     for options, message in [
+        (selective | experts | {"d_channel_mixing": 64}, "n_experts is 4; expected no mixtures of experts, which are"),
         ({"mixer": "mamba", "mixer_options": {"expand": 3}}, "expand is 3; expected 2, all that llama.cpp reads"),
         ({"mixer": "mamba", "mixer_options": {"selection_norm": 1e-3}}, "selection_norm is 0.001; expected norm_eps"),
         (xlstm | {"logit_cap": 30.0}, "model is a xLSTMForCausalLM; expected one that llama.cpp has"),

@@ -137,6 +137,32 @@ def lfm2(**options) -> PortableModel:
     return portable({"short-conv": {}, "rotary-attention": HYBRIDS["lfm2"]["rotary-attention"] | options})
 
 
+def granite(experts=None, **options) -> PortableModel:
+    changes = {"feed_forward_options": EXPERTS["feed_forward_options"] | (experts or {})}
+    hybrid = {"mamba2": {"n_heads": 4, "n_groups": 2}, "rotary-attention": GRANITE | options}
+    return portable(hybrid, **{**EXPERTS, **changes}, residual_scale=0.3, logit_scale=1 / 6)
+
+
+def test_our_own_models_with_experts_are_exported(tmp_path):
+    """Whose sizes transformers' products of groups take."""
+    of_qwen = EXPERTS["feed_forward_options"] | {"shared_gate": True}
+    of_jamba = {"n_experts": 4, "normalise": False}
+    for number, ours in enumerate(
+        (
+            granite(),
+            portable(HYBRIDS["qwen3_5_text"], feed_forward=FORWARD, feed_forward_options=of_qwen),
+            portable(HYBRIDS["jamba"], feed_forward=FORWARD, feed_forward_options=of_jamba),
+        )
+    ):
+        folder, tokens = tmp_path / str(number), torch.randint(50, (2, 21))
+        to_huggingface(ours, folder)
+        peer = AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.inference_mode():
+            expected = peer(tokens, use_cache=False).logits
+            torch.testing.assert_close(ours.model(tokens)[0], expected, rtol=1e-5, atol=1e-5)
+            assert torch.equal(from_huggingface(folder).model(tokens)[0], ours.model(tokens)[0])
+
+
 def griffin(**options) -> PortableModel:
     others = {"feed_forward": "geglu-tanh", "norm_epsilon": 1e-6, "biases": True, "embedding_scale": 2.828125}
     return portable({"rg-lru": {"n_heads": 2}, "rotary-attention": GRIFFIN | options}, logit_cap=30.0, **others)
@@ -157,6 +183,12 @@ def test_a_griffin_whose_head_is_no_embedding_has_a_bias_of_zeros(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+EXPERTS = {
+    "feed_forward": "mixture-of-experts",
+    "feed_forward_options": {"n_experts": 4, "top_k": 2, "d_expert": 8, "d_shared": 8},
+}
+FORWARD = ["swiglu", "mixture-of-experts"]
+GRANITE = {"n_heads": 4, "n_kv_heads": 2, "d_head": 8, "rotated_share": 0.0, "window": None, "query_scale": 0.4}
 MAMBA_2_LAYERS = ["rotary-attention", "rotary-attention", "mamba"]
 RWKV = {"rwkv4": {}, "rwkv4-channel-mixing": {}}
 LAYER_NORM = {"d_channel_mixing": 0, "feed_forward": "gelu", "norm": "layer"}
@@ -179,7 +211,25 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA | {"d_head": 6}}), r"qkv\.weight \(36, 8\)"),
         (lambda: portable({"gated-delta-net": DELTA | {"negative_eigenvalues": True}}), "negative_eigenvalues True in"),
         (lambda: portable({"gated-delta-net": DELTA | {"norm_epsilon": 1e-6}}), "norm_epsilon 1e-06 instead of 1e-05"),
-        (lambda: portable({"mamba2": {}, "rotary-attention": JAMBA}), "rotated_share 0.0 instead of 0.5 of rotary-att"),
+        (lambda: granite(rotated_share=0.25), "rotated_share 0.25 instead of 1.0 of rotary-attention"),
+        (lambda: granite(output_bias=True), "output_bias True instead of False of rotary-attention"),
+        (lambda: granite(experts={"shared_gate": True}), "shared_gate True instead of False of mixture-of-experts"),
+        (lambda: granite(experts={"normalise": False}), "normalise False instead of True of mixture-of-experts"),
+        (lambda: granite(experts={"scale": 2.0}), "scale 2.0 instead of 1.0 of mixture-of-experts"),
+        (lambda: granite(experts={"d_shared": 0}), "d_shared 0 instead of 1 of mixture-of-experts"),
+        (lambda: portable({"mamba": MAMBA, "rotary-attention": JAMBA}, **EXPERTS), "d_shared 8 instead of 0 of mixt"),
+        (
+            lambda: portable({"gated-delta-net": DELTA}, **EXPERTS),
+            "shared_gate False instead of True of mixture-of-experts",
+        ),
+        (
+            lambda: portable({"mamba": MAMBA}, ["mamba"] * 4, feed_forward=[*FORWARD, *FORWARD[::-1]]),
+            "feed_forward is .*; expected experts at equal distances, as of a JambaForCausalLM",
+        ),
+        (
+            lambda: portable({"mamba2": {}, "rotary-attention": GRANITE}, feed_forward=FORWARD),
+            "feed_forward .* instead of .*; expected the shape of a GraniteMoeHybridForCausalLM",
+        ),
         (lambda: portable({"mamba2": {}}, biases=True), "biases True instead of False; .* a BambaForCausalLM"),
         (lambda: lfm2(qk_norm=1e-6), "qk_norm 1e-06 instead of 1e-05 of rotary-attention; .* a Lfm2ForCausalLM"),
         (lambda: lfm2(qk_norm=None), r"blocks\.1\.mixer\.key_norm\.weight missing"),

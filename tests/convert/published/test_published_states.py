@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.bamba import modeling_bamba
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -17,17 +19,19 @@ from recurra.state import tensors
 TOKENS = torch.randint(50, (2, 75), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("name", ["jamba", "jamba-experts"])
 @torch.no_grad()
-def test_jamba(peers, monkeypatch):
+def test_jamba(peers, monkeypatch, name):
     """75 steps, here in pieces, and then 3 more from both caches, one by one: a longer call of theirs starts anew."""
-    peer, folder = peers("jamba")
+    peer, folder = peers(name)
     model = from_huggingface(folder, dtype=torch.float64).model
     found, state = [], None
     for piece in TOKENS.split([1, 7, 67], 1) + TOKENS[:, :3].split(1, 1):
         logits, state = model(piece, state)
         found.append(logits)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(torch, "float32", torch.float64)
+    for number in ("float", "float32"):
+        monkeypatch.setattr(torch, number, torch.float64)
     double = type(peer)(peer.config).double().eval()
     double.load_state_dict(peer.state_dict())
     whole = double(TOKENS, use_cache=True)
@@ -39,9 +43,14 @@ def test_jamba(peers, monkeypatch):
 
 SOURCES = {
     "bamba": modeling_bamba,
+    "granite": modeling_granitemoehybrid,
+    "granite-dense": modeling_granitemoehybrid,
+    "granite-rope": modeling_granitemoehybrid,
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "qwen3-next": modeling_qwen3_next,
+    "qwen3-next-experts": modeling_qwen3_next,
+    "qwen3-next-some-experts": modeling_qwen3_next,
     "qwen3.5": modeling_qwen3_5,
 }
 
@@ -58,10 +67,10 @@ def test_hybrids_with_attention(peers, monkeypatch, name):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     double = type(peer)(peer.config).double().eval()
     double.load_state_dict(peer.state_dict())
-    rotary = double.model.rotary_emb
-    n_rotated = 2 * len(rotary.inv_freq)
-    shares = torch.arange(0, n_rotated, 2, dtype=torch.float64) / n_rotated
-    rotary.inv_freq = peer.config.rope_parameters["rope_theta"] ** -shares
+    if (rotary := double.model.rotary_emb) is not None:
+        n_rotated = 2 * len(rotary.inv_freq)
+        shares = torch.arange(0, n_rotated, 2, dtype=torch.float64) / n_rotated
+        rotary.inv_freq = peer.config.rope_parameters["rope_theta"] ** -shares
     expected = double(TOKENS, use_cache=True)
     pieces, state = [], None
     for piece in TOKENS.split([1, 7, 67], 1):
@@ -78,7 +87,7 @@ def test_hybrids_with_attention(peers, monkeypatch, name):
         torch.testing.assert_close(logits, later, rtol=1e-9, atol=1e-9)
 
 
-PADDED = ["bamba", "lfm2", "mamba2", "qwen3-next", "qwen3.5"]
+PADDED = ["bamba", "granite", "granite-dense", "lfm2", "mamba2", "qwen3-next", "qwen3-next-experts", "qwen3.5"]
 """Of each kind one whose class of transformers masks padding in front."""
 
 
@@ -93,7 +102,10 @@ def test_padding_in_front(peers, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["bamba", "lfm2-biases", "qwen3.5"])
+GRADIENTS = ["bamba", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "qwen3-next-experts", "qwen3.5"]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(peers, name):
     """Of every weight: the rules are linear up to constants, so they turn gradients into the peer's as well."""
     peer, folder = peers(name)
@@ -103,6 +115,7 @@ def test_gradients(peers, name):
     peer.zero_grad()
     (peer(TOKENS[:, :19], use_cache=False).logits * weights).sum().backward()
     expected = {name: weight.grad.clone() for name, weight in peer.named_parameters()}
+    expected = revert_weight_conversion(peer, expected)  # as in files
     peer.zero_grad()
     found = gradients_by_their_names(model, peer.config.model_type)
     assert found.keys() == expected.keys()

@@ -9,6 +9,7 @@ import torch
 
 from recurra.checks import require
 from recurra.convert.published._rules import (
+    EXPERTS,
     SWIGLU,
     Architecture,
     Block,
@@ -16,8 +17,11 @@ from recurra.convert.published._rules import (
     Rule,
     Settings,
     attention_rules,
+    expert_rules,
+    experts_of,
     head_norm_rules,
     heads_of,
+    one_or_list,
     plain_rules,
     stacked,
     written,
@@ -149,7 +153,7 @@ RECURRENT_GEMMA = Architecture(
 )
 
 
-# --- Qwen3-Next with dense feed-forward networks alone, and Qwen3.5 (Qwen/Qwen3.5-0.8B, -27B) ---
+# --- Qwen3-Next (Qwen/Qwen3-Next-80B-A3B-Instruct), and dense Qwen3.5 (Qwen/Qwen3.5-0.8B, -27B) ---
 
 _LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"
 _OF_QWEN = {"linear_attention": _LINEAR, "full_attention": _ATTENTION}
@@ -158,10 +162,12 @@ _HEADS = {
     "n_kv_heads": ("num_key_value_heads", 2),
     "d_head": ("head_dim", 256),
 }
-_OF_EXPERTS = """
-moe_intermediate_size norm_topk_prob num_experts_per_tok output_router_logits router_aux_loss_coef
-shared_expert_intermediate_size
-"""
+_SIZES_OF_EXPERTS = {
+    "n_experts": ("num_experts", 512),
+    "top_k": ("num_experts_per_tok", 10),
+    "d_expert": ("moe_intermediate_size", 512),
+    "d_shared": ("shared_expert_intermediate_size", 512),
+}
 _OF_IMAGES = """
 text_config vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id language_model_only
 """
@@ -179,11 +185,17 @@ _PROJECTIONS |= {"rate_projection": "in_proj_b", "decay_projection": "in_proj_a"
 def _qwen3_next_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
     dense, step = set(settings.numbers("mlp_only_layers") or ()), settings.size("decoder_sparse_step", 1)
     n_experts = settings.size("num_experts", 512, least=0)
-    sparse = [number for number in range(n_layer) if n_experts and number not in dense and (number + 1) % step == 0]
-    settings.refuse_experts(n_experts, len(sparse), n_layer, "0, or all layers in mlp_only_layers")
-    settings.ignore(_OF_EXPERTS)
+    sparse = [bool(n_experts) and number not in dense and (number + 1) % step == 0 for number in range(n_layer)]
+    others = {own: entry for own, entry in _SIZES_OF_EXPERTS.items() if own != "n_experts"}
+    experts = {"n_experts": n_experts, **settings.sizes(others), "shared_gate": True}
+    experts["normalise"] = settings.flag("norm_topk_prob", True)
+    settings.ignore("output_router_logits router_aux_loss_coef")
     d_hidden = settings.size("intermediate_size", 5632)
-    return _qwen_config(settings, n_layer, d_hidden, _HEADS, settings.rotation(0.25))
+    return {
+        **_qwen_config(settings, n_layer, d_hidden, _HEADS, settings.rotation(0.25)),
+        "feed_forward": one_or_list([EXPERTS if one else "swiglu" for one in sparse]),
+        "feed_forward_options": experts if any(sparse) else {},
+    }
 
 
 def _qwen3_5_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
@@ -254,13 +266,15 @@ def _shape_of(mixers: list[str], options: _Options, d_hidden: int, epsilon: floa
 
 
 def _qwen3_next_rules(block: Block) -> list[Rule]:
+    experts = expert_rules(block, f"model.layers.{block.number}.mlp.experts.", SWIGLU)
     if block.mixer == _ATTENTION:
-        return _qwen_attention_rules(block)
+        return [*_qwen_attention_rules(block), *experts]
     (q, k, v, gate), (rate, decay) = (fused.names for fused in _qwen3_next_fused(block))
     sizes = _sizes(block.d_model, block.options)
     rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
     split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
     return [
+        *experts,
         stacked(f"{block.own}qkv.weight", [q, k, v], rows),
         *plain_rules(split, block.own),
         *plain_rules(_DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
@@ -311,7 +325,14 @@ def _sizes(d_model: int, options: dict[str, Any]) -> dict[str, int]:
 
 
 def _qwen3_next_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    return {**_qwen_settings(config, options), "mlp_only_layers": list(range(config.n_layer))}
+    experts = experts_of(config)
+    dense = [number for number, name in enumerate(config.feed_forwards) if name != EXPERTS]
+    return {
+        **_qwen_settings(config, options),
+        **written(experts | {"d_shared": max(experts["d_shared"], 1)}, _SIZES_OF_EXPERTS),
+        "norm_topk_prob": experts["normalise"],
+        "mlp_only_layers": dense,
+    }
 
 
 def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
@@ -351,14 +372,22 @@ QWEN3_5 = Architecture(
     settings=_qwen_settings,
     rules=_qwen3_5_rules,
     fused=_qwen3_5_fused,
+    fits=lambda config: EXPERTS not in config.feed_forwards,
     other_tensors={"model.language_model.": "model.", "model.visual.": None, "mtp.": None},
 )
 QWEN3_NEXT = QWEN3_5._replace(
     model_type="qwen3_next",
+    names={
+        **QWEN3_5.names,
+        **{f"blocks.#.feed_forward.shared.{own}": f"model.layers.#.mlp.shared_expert.{x}" for own, x in SWIGLU.items()},
+        "blocks.#.feed_forward.shared_gate": "model.layers.#.mlp.shared_expert_gate",
+        "blocks.#.feed_forward.router": "model.layers.#.mlp.gate",
+    },
     config=_qwen3_next_config,
     settings=_qwen3_next_settings,
     rules=_qwen3_next_rules,
     fused=_qwen3_next_fused,
+    fits=lambda config: True,
     other_tensors={"mtp.": None},
 )
 

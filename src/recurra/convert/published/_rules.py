@@ -3,6 +3,7 @@
 Every entry of its config.json is read, neutral or refused by name. Rules for its weights are read in both directions.
 """
 
+import inspect
 import math
 import re
 import sys
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
 from recurra.checks import sentence
+from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
 _N_SHOWN = 5
+EXPERTS = "mixture-of-experts"
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 """The layers of a SwiGLU network, as most of transformers' models name them."""
 
@@ -86,6 +89,13 @@ class Settings:
             raise self._refusal(key, "missing" if value is None else repr(value), "a finite number")
         return float(value)
 
+    def positive(self, key: str, default: float = 1.0) -> float:
+        """Take a finite number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._refusal(key, repr(value), "a number above 0")
+        return value
+
     def channels(self, key: str, default: float, d_model: int) -> float:
         """Take a factor of d_model; return the product."""
         channels = d_model * self.number(key, default)
@@ -105,6 +115,14 @@ class Settings:
         value = self._left.pop(key, None)
         if value is not None and not (isinstance(value, list) and all(_is_whole(number, 0, _MOST) for number in value)):
             raise self._refusal(key, repr(value), "a list of whole numbers")
+        return value
+
+    def word(self, key: str, known: Iterable[Any]) -> Any:
+        """Take one of the words `known`, which may have None among them; the first if it is missing."""
+        known = list(known)
+        value = self._left.pop(key, known[0])
+        if value not in known:
+            raise self._refusal(key, repr(value), f"one of {', '.join(map(str, known))}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -152,12 +170,6 @@ class Settings:
             got = f"one with {', '.join(sorted(self._left))}"
             raise ValueError(sentence(self._name, got, "no entries that this converter does not know"))
 
-    def refuse_experts(self, n_experts: int, n_sparse: int, n_layer: int, expected: str) -> None:
-        """Refuse layers that are mixtures of experts."""
-        if n_sparse:
-            hint = "mixtures of experts are not supported"
-            raise ValueError(sentence("num_experts", f"{n_experts} in {n_sparse} of {n_layer} layers", expected, hint))
-
     def _refusal(self, key: str, got: str, expected: str) -> ValueError:
         return ValueError(sentence(f"{key} in {self._name}", got, expected))
 
@@ -185,17 +197,29 @@ class Rule(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of a stack: its number, and its mixer's name and options, with their defaults."""
+    """A block of a stack: its number, its mixer's name and options, with their defaults, and its feed-forward network.
+
+    d_hidden: hidden channels of a dense network; n_experts, d_expert, d_shared: of a mixture, 0 if it is none.
+    """
 
     number: int
     mixer: str
     options: dict[str, Any]
     d_model: int
+    d_hidden: int = 0
+    n_experts: int = 0
+    d_expert: int = 0
+    d_shared: int = 0
 
     @property
     def own(self) -> str:
         """What the names of the mixer's parameters begin with."""
         return f"blocks.{self.number}.mixer."
+
+    @property
+    def own_network(self) -> str:
+        """What the names of the feed-forward network's parameters begin with."""
+        return f"blocks.{self.number}.feed_forward."
 
 
 class Architecture(NamedTuple):
@@ -270,10 +294,22 @@ def options_of(config: LanguageModelConfig) -> dict[str, dict[str, Any]]:
     return {name: mixer_options(name) | options for name, options in dict(config.mixers).items()}
 
 
+def experts_of(config: LanguageModelConfig) -> dict[str, Any]:
+    """Return the options of a stack's mixtures of experts, with their defaults."""
+    known = inspect.signature(MixtureOfExperts).parameters.values()
+    own = {one.name: one.default for one in known if one.kind is one.KEYWORD_ONLY and one.name != "biases"}
+    options = own | config.feed_forward_options
+    return options | {"d_expert": options["d_expert"] or config.d_channel_mixing}
+
+
 def blocks_of(config: LanguageModelConfig) -> list[Block]:
     """List the blocks of a stack."""
-    options = options_of(config)
-    return [Block(number, name, options[name], config.d_model) for number, (name, _) in enumerate(config.mixers)]
+    options, experts = options_of(config), experts_of(config)
+    sizes = tuple(experts[name] for name in ("n_experts", "d_expert", "d_shared"))
+    return [
+        Block(number, name, options[name], config.d_model, config.d_channel_mixing, *(sizes if kind == EXPERTS else ()))
+        for number, ((name, _), kind) in enumerate(zip(config.mixers, config.feed_forwards))
+    ]
 
 
 def fused_of(architecture: Architecture, config: LanguageModelConfig) -> list["Fused"]:
@@ -310,6 +346,40 @@ def plain_rules(
 def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
     """A parameter whose rows are those of several tensors there, of these sizes, one after the other."""
     return Rule(re.escape(own), tuple(theirs), lambda *parts: torch.cat(parts), lambda whole: whole.split(list(sizes)))
+
+
+def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Rule]:
+    """Make rules for experts that are networks there, whose names begin with `theirs` and the expert's number."""
+    gate, up, down = (names[own] for own in ("gate", "up", "down"))
+    n_experts = block.n_experts
+
+    def named(*layers: str) -> tuple[str, ...]:
+        return tuple(f"{theirs}{number}.{layer}.weight" for number in range(n_experts) for layer in layers)
+
+    own = re.escape(f"{block.own_network}experts.")
+    return [
+        Rule(
+            rf"{own}gate_up\.weight",
+            named(gate, up),
+            lambda *parts: torch.cat(parts).unflatten(0, (n_experts, -1)),
+            lambda whole: whole.flatten(0, 1).chunk(2 * n_experts),
+        ),
+        Rule(rf"{own}down\.weight", named(down), lambda *parts: torch.stack(parts), lambda whole: whole.unbind()),
+    ]
+
+
+def one_or_list(names: list[str]) -> str | list[str]:
+    """Return the name that all blocks share, or else all names."""
+    return names[0] if len(set(names)) == 1 else names
+
+
+def regular_places(chosen: Sequence[bool], name: str, got: Any, what: str) -> tuple[int, int]:
+    """Return the period and the offset of the blocks with `what`, as a Jamba has them; `name` and `got` for errors."""
+    for period in range(1, len(chosen) + 2):
+        for offset in range(period):
+            if list(chosen) == [number % period == offset for number in range(len(chosen))]:
+                return period, offset
+    raise ValueError(sentence(name, got, f"{what} at equal distances, as of a JambaForCausalLM"))
 
 
 class _Place(NamedTuple):

@@ -1,6 +1,7 @@
 """Folders of transformers' own classes, read as a language model here and written back."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,11 +17,13 @@ from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
 from recurra.convert.published._hybrids import LFM2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, of_qwen3_5
-from recurra.convert.published._mambas import BAMBA, FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._mambas import BAMBA, FALCON_MAMBA, GRANITE, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
+    EXPERTS,
     Architecture,
     Settings,
+    experts_of,
     fill,
     fused_of,
     join_fused,
@@ -40,7 +43,10 @@ from recurra.models.registry import on_meta
 
 ARCHITECTURES = {
     one.model_type: one
-    for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, LFM2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
+    for one in (
+        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, QWEN3_5, QWEN3_NEXT),
+        *(RECURRENT_GEMMA, RWKV, XLSTM),
+    )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -237,7 +243,9 @@ def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple
         raise ValueError(sentence("mixer", config.mixer, f"one that transformers has a class for: {known}"))
     entries = settings_of(found, config)
     theirs = read_config(found, Settings(entries, "config.json"))
-    config = replace(config, output_size=None) if config.output_size == config.vocab_size else config
+    if config.output_size == config.vocab_size:
+        config = replace(config, output_size=None)
+    config, theirs = _with_all_named(config), _with_all_named(theirs)
     if differing := [*_differing_fields(config, theirs), *_differing_options(config, theirs)]:
         raise ValueError(sentence("model", f"one with {', '.join(differing)}", f"the shape of a {found.class_name}"))
     with on_meta():
@@ -247,19 +255,33 @@ def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple
     return found, entries
 
 
+def _with_all_named(config: LanguageModelConfig) -> LanguageModelConfig:
+    """Name each block's feed-forward network; the size of dense ones does not matter where there are none."""
+    is_sparse = set(config.feed_forwards) == {EXPERTS}
+    d_hidden = experts_of(config)["d_expert"] if is_sparse else config.d_channel_mixing
+    return replace(config, feed_forward=config.feed_forwards, d_channel_mixing=d_hidden)
+
+
 def _differing_fields(config: LanguageModelConfig, theirs: LanguageModelConfig) -> list[str]:
     pairs = {field.name: (getattr(config, field.name), getattr(theirs, field.name)) for field in fields(config)}
-    others = ("mixer_options", "dropout")
-    return [f"{name} {a!r} instead of {b!r}" for name, (a, b) in pairs.items() if name not in others and a != b]
+    others = ("mixer_options", "feed_forward_options", "dropout")
+    return [f"{name} {a!r} instead of {b!r}" for name, (a, b) in pairs.items() if name not in others and _differ(a, b)]
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Compare entries; numbers that are products or quotients there may be rounded on the way."""
+    if isinstance(one, float) and isinstance(other, float):
+        return not math.isclose(one, other, rel_tol=1e-12)
+    return bool(one != other)
 
 
 def _differing_options(config: LanguageModelConfig, theirs: LanguageModelConfig) -> list[str]:
     """Compare the mixers; a None that stands for a size that follows from others shows in the weights."""
-    options = options_of(theirs)
+    own, options = (options_of(one) | {EXPERTS: experts_of(one)} for one in (config, theirs))
     return [
         f"{option} {value!r} instead of {options[name][option]!r} of {name}"
-        for name, own in options_of(config).items()
-        for option, value in own.items()
-        if option not in _OF_NEW_WEIGHTS and value != options[name][option]
+        for name, given in own.items()
+        for option, value in given.items()
+        if option not in _OF_NEW_WEIGHTS and _differ(value, options[name][option])
         if None not in (value, options[name][option]) or mixer_options(name)[option] is not None
     ]

@@ -22,8 +22,7 @@ from recurra._files.writing import replacing
 from recurra.checks import choose, require, require_literal, sentence
 from recurra.convert.portable import PortableModel
 from recurra.convert.published._gguf_tokenizer import read_tokenizer, write_tokenizer
-from recurra.convert.published._mambas import ATTENTION, places_of_attention
-from recurra.convert.published._rules import Settings, listed, rules_of, weights_by_their_names
+from recurra.convert.published._rules import Settings, listed, regular_places, rules_of, weights_by_their_names
 from recurra.convert.published.folder import ARCHITECTURES, filled, outline_of, published_form
 
 _KINDS = {"mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "jamba": "jamba"}
@@ -121,10 +120,10 @@ def _attention(settings: Settings, n_layer: int) -> dict[str, Any]:
     """Where Jamba attends, by the heads of keys and values in each layer."""
     heads = settings.numbers("attention.head_count_kv") or []
     require(len(heads) == n_layer, "attention.head_count_kv", heads, f"a number for each of {n_layer} layers")
-    period, offset = places_of_attention([ATTENTION if n_heads else "mamba" for n_heads in heads])
-    n_experts = settings.size("expert_count", 1, least=0) or 1
+    period, offset = regular_places([n_heads > 0 for n_heads in heads], "attention.head_count_kv", heads, "attention")
+    settings.only(expert_count=(0, 1))
     places = {"attn_layer_period": period, "attn_layer_offset": offset}
-    return {**places, "num_key_value_heads": max(heads) or None, "num_experts": n_experts}
+    return {**places, "num_key_value_heads": max(heads) or None, "num_experts": 1}
 
 
 def _weights(
@@ -212,6 +211,8 @@ def _write_metadata(writer: GGUFWriter, kind: str, entries: dict[str, Any]) -> N
     names = _ENTRIES[kind]
     expand, epsilon = entries[names[_INNER]], entries[names[_NORM]]
     require(expand == 2 or kind == "mamba2", "expand", expand, "2, all that llama.cpp reads")
+    n_experts = entries.get("num_experts", 1)
+    require(n_experts == 1, "n_experts", n_experts, "no mixtures of experts, which are not written as GGUF")
     values = entries | {names[_INNER]: expand * entries["hidden_size"]}
     for key, entry in names.items():
         (writer.add_float32 if key == _NORM else writer.add_uint32)(f"{kind}.{key}", values[entry])
