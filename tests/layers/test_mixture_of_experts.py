@@ -18,22 +18,28 @@ KINDS = {
     "shared": {"d_shared": 5, "scale": 1.7, "normalise": False},
     "gated": {"d_shared": 4, "shared_gate": True, "d_expert": 9},
     "one": {"top_k": 1, "normalise": False},
+    "sigmoid": {"router": "sigmoid", "scale": 0.6},
+    "sigmoid alone": {"router": "sigmoid", "normalise": False, "top_k": 3},
     "all": {"top_k": 5},
 }
 
 
 def mixture(**options) -> MixtureOfExperts:
     torch.manual_seed(0)
-    return MixtureOfExperts(6, 7, **{"n_experts": 5, "top_k": 2, **options}).double()
+    module = MixtureOfExperts(6, 7, **{"n_experts": 5, "top_k": 2, **options}).double()
+    if options.get("router") == "sigmoid":
+        module.router.bias.normal_(0, 0.3)
+    return module
 
 
-def by_a_loop(module: MixtureOfExperts, x, *, top_k=2, normalise=True, scale=1.0, **_):
+def by_a_loop(module: MixtureOfExperts, x, *, top_k=2, router="softmax", normalise=True, scale=1.0, **_):
     """Token by token; every expert as a network of its own."""
     weights, outputs = dict(module.named_parameters()), []
     for token in x.flatten(0, 1):
-        probabilities = (weights["router.weight"] @ token).softmax(0)
-        chosen = probabilities.argsort(descending=True)[:top_k]
-        total = probabilities[chosen].sum() if normalise else 1.0
+        logits, bias = weights["router.weight"] @ token, weights.get("router.bias", 0.0)
+        probabilities = logits.softmax(0) if router == "softmax" else logits.sigmoid()
+        chosen = (probabilities + bias).argsort(descending=True)[:top_k]
+        total = probabilities[chosen].sum() + (1e-6 if router == "sigmoid" else 0.0) if normalise else 1.0
         y = torch.zeros_like(token)
         for expert in chosen:
             gate, up = (weights["experts.gate_up.weight"][expert] @ token).chunk(2)
@@ -51,7 +57,8 @@ def by_a_loop(module: MixtureOfExperts, x, *, top_k=2, normalise=True, scale=1.0
 
 def gradients(y, module, x):
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-    return torch.autograd.grad((y * weights).sum(), [x, *module.parameters()], materialize_grads=True)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return torch.autograd.grad((y * weights).sum(), [x, *trained], materialize_grads=True)
 
 
 @pytest.mark.parametrize("steps", [1, 13])

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_heads, require_positive
+from recurra.checks import choose, require, require_at_least, require_heads, require_positive
 from recurra.layers.norms import at_least_float32
 from recurra.ops._operator import OneNode, has_numbers, transforms_are_active, without_autocast
 
@@ -90,12 +90,48 @@ class ExpertWeights(LinearWeights):
 
 
 class Router(LinearWeights):
-    """Logits in float32 or better. Its weights are never packed: rounding would change which experts are chosen."""
+    """Gives each expert a logit and chooses the largest. Its weights are never packed: rounding would change choices.
+
+    The weights of chosen experts are the softmax of all logits, or with `normalise` that of the chosen ones.
+    """
+
+    def __init__(self, d_model: int, n_experts: int, top_k: int, normalise: bool) -> None:
+        super().__init__(d_model, n_experts, bias=False)
+        self.top_k, self.normalise = top_k, normalise
 
     def forward(self, x: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "tokens n_experts"]:
-        """Multiply with the weights."""
+        """Return the logits in float32 or better."""
         with without_autocast(x):
             return functional.linear(at_least_float32(x), at_least_float32(self.weight))
+
+    def choose(self, logits: Float[Tensor, "tokens n_experts"]) -> tuple[Tensor, Tensor]:
+        """Return the weights of the chosen experts and their numbers, (tokens, top_k), the largest first."""
+        largest, chosen = logits.topk(self.top_k)
+        return largest.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen), chosen
+
+
+class SigmoidRouter(Router):
+    """Weighs an expert by the sigmoid of its logit, and chooses by that plus a bias (DeepSeek-V3, arXiv 2412.19437,
+    (16)); with `normalise` weights are divided by their sum + 1e-6, as LFM2 does.
+
+    No gradient reaches the bias, which balances the experts of published models; here it stays as it is.
+    """
+
+    bias: nn.Parameter
+
+    def __init__(self, d_model: int, n_experts: int, top_k: int, normalise: bool) -> None:
+        super().__init__(d_model, n_experts, top_k, normalise)
+        self.bias = nn.Parameter(torch.zeros(n_experts), requires_grad=False)
+
+    def choose(self, logits: Float[Tensor, "tokens n_experts"]) -> tuple[Tensor, Tensor]:
+        """Return the weights of the chosen experts and their numbers, (tokens, top_k), the largest with bias first."""
+        scores = logits.sigmoid()
+        chosen = (scores + at_least_float32(self.bias)).topk(self.top_k).indices
+        weights = scores.gather(-1, chosen)
+        return weights / (weights.sum(-1, keepdim=True) + 1e-6) if self.normalise else weights, chosen
+
+
+ROUTERS: dict[str, type[Router]] = {"softmax": Router, "sigmoid": SigmoidRouter}
 
 
 class Routing(NamedTuple):
@@ -188,9 +224,8 @@ class MixtureOfExperts(nn.Module):
     """y = sum over chosen experts e of w_e E_e(x), plus g S(x) if there is a shared expert S (Shazeer et al., arXiv
     1701.06538; gated experts as in Mixtral, arXiv 2401.04088; a shared one as in DeepSeekMoE, arXiv 2401.06066).
 
-    A linear router gives each expert a logit; the `top_k` largest choose. With `normalise` w is the softmax of the
-    chosen logits, else the softmax of all logits, where chosen. No token is dropped. There are no biases and no dropout
-    inside.
+    A linear router chooses `top_k` experts for each token, and weighs them. No token is dropped. There are no biases
+    and no dropout inside.
 
     Args:
         d_model: channels.
@@ -200,6 +235,7 @@ class MixtureOfExperts(nn.Module):
         d_expert: hidden channels of an expert; `d_hidden` if None.
         d_shared: hidden channels of the shared expert, which sees every token; 0 for none.
         shared_gate: whether g = sigmoid(w_g x), as in Qwen's models; 1 otherwise.
+        router: how experts are weighed: "softmax" (`Router`) or "sigmoid" (`SigmoidRouter`).
         normalise: whether the weights of the chosen experts add up to 1.
         scale: what these weights are multiplied by.
     """
@@ -216,6 +252,7 @@ class MixtureOfExperts(nn.Module):
         d_expert: int | None = None,
         d_shared: int = 0,
         shared_gate: bool = False,
+        router: str = "softmax",
         normalise: bool = True,
         scale: float = 1.0,
     ) -> None:
@@ -226,8 +263,8 @@ class MixtureOfExperts(nn.Module):
         require_at_least(0, d_shared=d_shared)
         require(d_shared > 0 or not shared_gate, "shared_gate", shared_gate, "False with d_shared = 0")
         require_positive(scale=scale)
-        self.top_k, self.normalise, self.scale = top_k, normalise, scale
-        self.router = Router(d_model, n_experts, bias=False)
+        self.scale = scale
+        self.router = choose("router", ROUTERS, router)(d_model, n_experts, top_k, normalise)
         self.experts = Experts(n_experts, d_model, d_expert)
         self.shared = _GatedFeedForward(nn.SiLU, d_model, d_shared, biases=False) if d_shared else None
         self.shared_gate = nn.Linear(d_model, 1, bias=False) if shared_gate else None
@@ -249,20 +286,14 @@ class MixtureOfExperts(nn.Module):
         """
         tokens = x.flatten(0, 1)
         logits = self.router(tokens)
-        weights, chosen = self._choose(logits)
+        weights, chosen = self.router.choose(logits)
         if routing is not None:
             routing.append(Routing(logits, chosen, None if mask is None else mask.flatten()))
-        y = (self.experts(tokens, chosen) * weights[..., None]).sum(1).to(x.dtype).view_as(x)
+        y = (self.experts(tokens, chosen) * (self.scale * weights)[..., None]).sum(1).to(x.dtype).view_as(x)
         if self.shared is None:
             return y
         shared = self.shared(x)
         return y + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared)
-
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of the chosen experts and their numbers, the largest first."""
-        largest, chosen = logits.topk(self.top_k)
-        weights = largest.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
-        return self.scale * weights, chosen
 
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {

@@ -131,7 +131,7 @@ class LanguageModelConfig(ModelConfig):
     "mixture-of-experts"; one for all blocks or one per block."""
     feed_forward_options: dict[str, Any] = field(default_factory=dict)
     """Options of "mixture-of-experts": n_experts, top_k, d_expert (d_channel_mixing unless given), d_shared,
-    shared_gate, normalise, scale."""
+    shared_gate, router, normalise, scale."""
     norm: str = "layer"
     """The norms before all layers and the head: "layer" or "rms"."""
     norm_epsilon: float = 1e-5

@@ -75,6 +75,20 @@ LFM2 = {
 ROTATION = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
 MROPE = {**ROTATION, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
 TIED = {"tie_word_embeddings": True}
+UNTIED = {"tie_word_embeddings": False}
+LFM2_MOE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "intermediate_size": 21,
+    "moe_intermediate_size": 9,
+    "num_dense_layers": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
 OF_LFM2 = {"tie_word_embeddings": False, "block_ffn_dim_multiplier": 1.3, "head_dim": 10}
 OF_GRANITE = {"position_embedding_type": "rope", "head_dim": 10}
 OF_GRANITE |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
@@ -103,6 +117,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
     "lfm2": ("Lfm2", {**LFM2, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3}),
     "lfm2-biases": ("Lfm2", {**LFM2, "full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 4, **OF_LFM2}),
+    "lfm2-experts": ("Lfm2Moe", LFM2_MOE),
+    "lfm2-experts-everywhere": ("Lfm2Moe", {**LFM2_MOE, "num_dense_layers": 0, "norm_topk_prob": False, **UNTIED}),
     "qwen3.5": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "rope_parameters": MROPE, "linear_conv_kernel_dim": 3}),
     "qwen3.5-tied": ("Qwen3_5", {**QWEN, "num_hidden_layers": 3, "full_attention_interval": 2, **TIED}),
     "qwen3-next": ("Qwen3Next", {**QWEN_NEXT, "layer_types": HYBRID, "rope_parameters": ROTATION}),
@@ -124,7 +140,8 @@ def peer(name: str, **changes: Any) -> nn.Module:
     config._experts_implementation = "eager"  # the others take float32 alone, and sizes that are multiples of 4
     model = made(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        biases = (buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
+        for parameter in (*model.parameters(), *biases):
             parameter.normal_(0, 0.3)
     return model
 

@@ -39,8 +39,8 @@ def test_logits_are_the_peers(name, peers):
     expected = logits_of(peer, TOKENS)  # both are rounded, in another order: a part of the largest logit
     torch.testing.assert_close(model(TOKENS)[0], expected, rtol=0, atol=1e-5 * expected.abs().max().item())
     model.train().loss(TOKENS[:, :-1], TOKENS[:, 1:])[0].mean().backward()
-    missing = [name for name, weight in model.named_parameters() if weight.grad is None or weight.grad.eq(0).all()]
-    assert missing == []
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+    assert [name for name, gradient in gradients.items() if gradient is None or gradient.eq(0).all()] == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -169,6 +169,17 @@ def test_shards_with_an_index(copy):
         ("lfm2", {"num_experts": 8}, "is one with num_experts; expected no entries that this converter does not know"),
         ("lfm2", {"conv_bias": True}, r"missing: model\.layers\.0\.conv\.in_proj\.bias"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": []}, r"unknown: model\.layers\.1\.self_attn\.k_layernorm"),
+        (
+            "lfm2-experts",
+            {"use_expert_bias": False},
+            "use_expert_bias in .* is False, which is not supported; expected T",
+        ),
+        ("lfm2-experts", {"num_dense_layers": 0}, r"missing: model\.layers\.0\.feed_forward\.gate\.weight"),
+        (
+            "lfm2-experts",
+            {"routed_scaling_factor": 0},
+            r"routed_scaling_factor in .* is 0\.0; expected a number above 0",
+        ),
         ("qwen3.5", {"attn_output_gate": False}, "attn_output_gate in .* is False, which is not supported"),
         ("qwen3.5", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
         ("qwen3.5", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whic"),

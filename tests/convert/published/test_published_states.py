@@ -9,6 +9,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.bamba import modeling_bamba
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
+from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -48,6 +49,7 @@ SOURCES = {
     "granite-rope": modeling_granitemoehybrid,
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
+    "lfm2-experts": modeling_lfm2_moe,
     "qwen3-next": modeling_qwen3_next,
     "qwen3-next-experts": modeling_qwen3_next,
     "qwen3-next-some-experts": modeling_qwen3_next,
@@ -67,7 +69,7 @@ def test_hybrids_with_attention(peers, monkeypatch, name):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     double = type(peer)(peer.config).double().eval()
     double.load_state_dict(peer.state_dict())
-    if (rotary := double.model.rotary_emb) is not None:
+    if (rotary := getattr(double.model, "rotary_emb", None) or getattr(double.model, "pos_emb", None)) is not None:
         n_rotated = 2 * len(rotary.inv_freq)
         shares = torch.arange(0, n_rotated, 2, dtype=torch.float64) / n_rotated
         rotary.inv_freq = peer.config.rope_parameters["rope_theta"] ** -shares
@@ -87,7 +89,17 @@ def test_hybrids_with_attention(peers, monkeypatch, name):
         torch.testing.assert_close(logits, later, rtol=1e-9, atol=1e-9)
 
 
-PADDED = ["bamba", "granite", "granite-dense", "lfm2", "mamba2", "qwen3-next", "qwen3-next-experts", "qwen3.5"]
+PADDED = [
+    "bamba",
+    "granite",
+    "granite-dense",
+    "lfm2",
+    "lfm2-experts",
+    "mamba2",
+    "qwen3-next",
+    "qwen3-next-experts",
+    "qwen3.5",
+]
 """Of each kind one whose class of transformers masks padding in front."""
 
 

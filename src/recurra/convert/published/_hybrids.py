@@ -1,5 +1,5 @@
 """Stacks of recurrent layers and attention: transformers' RecurrentGemmaForCausalLM, Qwen3NextForCausalLM,
-Qwen3_5ForCausalLM and Lfm2ForCausalLM.
+Qwen3_5ForCausalLM, Lfm2ForCausalLM and Lfm2MoeForCausalLM.
 """
 
 from collections.abc import Mapping
@@ -392,10 +392,16 @@ QWEN3_NEXT = QWEN3_5._replace(
 )
 
 
-# --- LFM2 (LiquidAI/LFM2-350M, -1.2B, -2.6B) ---
+# --- LFM2 (LiquidAI/LFM2-350M, -1.2B, -2.6B), and with experts (LFM2-8B-A1B) ---
 
 _OF_LFM2 = {"conv": "short-conv", "full_attention": "rotary-attention"}
 _SHORT = {"input_projection": "in_proj", "convolution": "conv", "output_projection": "out_proj"}
+_GATED = {"gate": "w1", "up": "w3", "down": "w2"}
+_EXPERTS_OF_LFM2 = {
+    "n_experts": ("num_experts", 32),
+    "top_k": ("num_experts_per_tok", 4),
+    "d_expert": ("moe_intermediate_size", 1792),
+}
 _OF_NO_CLASS = """
 block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_xavier_init conv_dim conv_dim_out
 conv_use_xavier_init max_position_embeddings num_heads theta
@@ -403,6 +409,23 @@ conv_use_xavier_init max_position_embeddings num_heads theta
 
 
 def _lfm2_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    return _lfm2_stack(settings, d_model, n_layer, _lfm2_channels(settings))
+
+
+def _lfm2_moe_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    n_dense = min(settings.size("num_dense_layers", 2, least=0), n_layer)
+    settings.only(use_expert_bias=True)
+    settings.ignore("output_router_logits router_aux_loss_coef")
+    experts = {"router": "sigmoid", **settings.sizes(_EXPERTS_OF_LFM2)}
+    experts |= {"normalise": settings.flag("norm_topk_prob", True), "scale": settings.positive("routed_scaling_factor")}
+    return {
+        **_lfm2_stack(settings, d_model, n_layer, settings.size("intermediate_size", 7168)),
+        "feed_forward": one_or_list([*["swiglu"] * n_dense, *[EXPERTS] * (n_layer - n_dense)]),
+        "feed_forward_options": experts if n_dense < n_layer else {},
+    }
+
+
+def _lfm2_stack(settings: Settings, d_model: int, n_layer: int, d_hidden: int) -> dict[str, Any]:
     kinds, attending = settings.words("layer_types", _OF_LFM2), settings.numbers("full_attn_idxs")
     attends = set(range(n_layer) if attending is None else attending)
     kinds = kinds or ["full_attention" if number in attends else "conv" for number in range(n_layer)]
@@ -423,7 +446,7 @@ def _lfm2_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, An
             "qk_norm": epsilon,
         },
     }
-    return _shape_of([_OF_LFM2[kind] for kind in kinds], options, _lfm2_channels(settings), epsilon)
+    return _shape_of([_OF_LFM2[kind] for kind in kinds], options, d_hidden, epsilon)
 
 
 def _lfm2_channels(settings: Settings) -> int:
@@ -435,11 +458,12 @@ def _lfm2_channels(settings: Settings) -> int:
 
 def _lfm2_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}."
+    experts = expert_rules(block, f"{theirs}feed_forward.experts.", _GATED)
     if block.mixer == "short-conv":
-        return plain_rules(_SHORT, block.own, f"{theirs}conv.")
+        return [*plain_rules(_SHORT, block.own, f"{theirs}conv."), *experts]
     norms = {"query_norm": "q_layernorm", "key_norm": "k_layernorm"}
     theirs += "self_attn."
-    return [*attention_rules(block, theirs, output="out_proj"), *head_norm_rules(block, norms, theirs)]
+    return [*attention_rules(block, theirs, output="out_proj"), *head_norm_rules(block, norms, theirs), *experts]
 
 
 def _lfm2_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
@@ -460,6 +484,18 @@ def _lfm2_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
     }
 
 
+def _lfm2_moe_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    entries, experts = _lfm2_settings(config, options), experts_of(config)
+    del entries["block_auto_adjust_ff_dim"]
+    return {
+        **entries,
+        **written(experts, _EXPERTS_OF_LFM2),
+        "num_dense_layers": config.feed_forwards.index(EXPERTS),
+        "norm_topk_prob": experts["normalise"],
+        "routed_scaling_factor": experts["scale"],
+    }
+
+
 LFM2 = Architecture(
     model_type="lfm2",
     mixer="short-conv",
@@ -467,15 +503,26 @@ LFM2 = Architecture(
         "embedding": "model.embed_tokens",
         "blocks.#.norm_mixing": "model.layers.#.operator_norm",
         "blocks.#.norm_feed_forward": "model.layers.#.ffn_norm",
-        "blocks.#.feed_forward.gate": "model.layers.#.feed_forward.w1",
-        "blocks.#.feed_forward.up": "model.layers.#.feed_forward.w3",
-        "blocks.#.feed_forward.down": "model.layers.#.feed_forward.w2",
+        **{f"blocks.#.feed_forward.{own}": f"model.layers.#.feed_forward.{name}" for own, name in _GATED.items()},
         "norm": "model.embedding_norm",  # of what enters the head
         "head": "lm_head",
     },
     config=_lfm2_config,
     settings=_lfm2_settings,
     rules=_lfm2_rules,
+    fits=lambda config: EXPERTS not in config.feed_forwards,
     tied=True,
     other_names={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
+)
+LFM2_MOE = LFM2._replace(
+    model_type="lfm2_moe",
+    names={
+        **LFM2.names,
+        "blocks.#.feed_forward.router.bias": "model.layers.#.feed_forward.expert_bias",
+        "blocks.#.feed_forward.router": "model.layers.#.feed_forward.gate",
+    },
+    config=_lfm2_moe_config,
+    settings=_lfm2_moe_settings,
+    fits=lambda config: EXPERTS in config.feed_forwards,
+    other_names={"tie_embedding": "tie_word_embeddings"},
 )

@@ -16,7 +16,7 @@ from recurra._files.weights import shape_difference
 from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published._hybrids import LFM2, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, of_qwen3_5
+from recurra.convert.published._hybrids import LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, of_qwen3_5
 from recurra.convert.published._mambas import BAMBA, FALCON_MAMBA, GRANITE, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
@@ -44,7 +44,7 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, QWEN3_5, QWEN3_NEXT),
+        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT),
         *(RECURRENT_GEMMA, RWKV, XLSTM),
     )
 }
