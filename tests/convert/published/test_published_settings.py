@@ -10,7 +10,8 @@ from tests.convert.published.conftest import CASES, ROTATION
 from transformers import AutoModelForCausalLM
 
 from recurra.convert.portable import PortableModel
-from recurra.convert.published._rules import Settings, read_config
+from recurra.convert.published._rules import read_config
+from recurra.convert.published._settings import Settings
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface, to_huggingface
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from recurra.checks import require
-from recurra.convert.published._rules import Architecture, Block, Rule, Settings, plain_rules, stacked
+from recurra.convert.published._rules import Architecture, Block, Rule, plain_rules, stacked
+from recurra.convert.published._settings import Settings
 from recurra.models.language_model import LanguageModelConfig
 
 _Options = dict[str, dict[str, Any]]

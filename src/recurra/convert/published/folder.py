@@ -16,13 +16,14 @@ from recurra._files.weights import shape_difference
 from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published._hybrids import LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT, RECURRENT_GEMMA, of_qwen3_5
-from recurra.convert.published._mambas import BAMBA, FALCON_MAMBA, GRANITE, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._bambas import BAMBA, GRANITE
+from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
+from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._qwens import QWEN3_5, QWEN3_NEXT, of_qwen3_5
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     EXPERTS,
     Architecture,
-    Settings,
     experts_of,
     fill,
     fused_of,
@@ -36,6 +37,7 @@ from recurra.convert.published._rules import (
     usual_names,
     weights_by_their_names,
 )
+from recurra.convert.published._settings import Settings
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModel, LanguageModelConfig

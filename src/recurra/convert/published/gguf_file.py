@@ -22,7 +22,8 @@ from recurra._files.writing import replacing
 from recurra.checks import choose, require, require_literal, sentence
 from recurra.convert.portable import PortableModel
 from recurra.convert.published._gguf_tokenizer import read_tokenizer, write_tokenizer
-from recurra.convert.published._rules import Settings, listed, regular_places, rules_of, weights_by_their_names
+from recurra.convert.published._rules import listed, regular_places, rules_of, weights_by_their_names
+from recurra.convert.published._settings import Settings
 from recurra.convert.published.folder import ARCHITECTURES, filled, outline_of, published_form
 
 _KINDS = {"mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "jamba": "jamba"}

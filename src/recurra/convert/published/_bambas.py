@@ -1,0 +1,207 @@
+"""Mamba-2 and attention: transformers' BambaForCausalLM and GraniteMoeHybridForCausalLM."""
+
+from typing import Any
+
+from recurra.checks import require
+from recurra.convert.published._mambas import ATTENTION, JAMBA, NO_LIMIT, PARTS_OF_MAMBA2, heads_of_mamba2
+from recurra.convert.published._rules import (
+    EXPERTS,
+    Block,
+    Fused,
+    Rule,
+    attention_rules,
+    experts_of,
+    heads_of,
+    options_of,
+    plain_rules,
+)
+from recurra.convert.published._settings import Settings, written
+from recurra.mixers.base import mixer_options
+from recurra.models.language_model import LanguageModelConfig
+
+_Options = dict[str, dict[str, Any]]
+
+# --- Bamba (ibm-ai-platform/Bamba-9B) ---
+
+_SIZES_OF_BAMBA = {
+    "d_state": ("mamba_d_state", 256),
+    "d_conv": ("mamba_d_conv", 4),
+    "n_groups": ("mamba_n_groups", 1),
+    "expand": ("mamba_expand", 2),
+    "n_heads": ("mamba_n_heads", 128),
+}
+
+
+def _bamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    attends = set(settings.numbers("attn_layer_indices") or ())
+    mixers = [ATTENTION if number in attends else "mamba2" for number in range(n_layer)]
+    kinds = ["full_attention" if name == ATTENTION else "linear_attention" for name in mixers]
+    settings.only(layer_types=kinds, layers_block_type=kinds, mlp_bias=False)
+    settings.ignore("z_loss_coefficient")
+    rotation = settings.rotation(0.5)
+    require(rotation[1] == 0.5, "partial_rotary_factor", rotation[1], "0.5, as transformers' class has it")
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 14336),
+        **_mamba2_and_attention(settings, d_model, mixers, rotation, n_kv_heads=8, epsilon=1e-5),
+    }
+
+
+def _mamba2_and_attention(
+    settings: Settings, d_model: int, mixers: list[str], rotation: tuple[float, float], **defaults: Any
+) -> dict[str, Any]:
+    """Take what says how a stack of these mixers computes, but for its feed-forward networks."""
+    settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
+    settings.only(time_step_limit=NO_LIMIT)
+    settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep")
+    sizes, epsilon = settings.sizes(_SIZES_OF_BAMBA), settings.number("rms_norm_eps", defaults["epsilon"])
+    inner, n_heads = sizes["expand"] * d_model, settings.size("num_attention_heads", 32)
+    got = sizes["n_heads"] * (settings.optional_size("mamba_d_head", absent="auto") or inner // sizes["n_heads"])
+    require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_expand * hidden_size = {inner}")
+    attention = {
+        "n_heads": n_heads,
+        "n_kv_heads": settings.optional_size("num_key_value_heads", defaults["n_kv_heads"]) or n_heads,
+        "d_head": settings.optional_size("head_dim") or d_model // n_heads,
+        "dropout": settings.number("attention_dropout", 0.0),
+        "rotated_share": rotation[1],
+        "rotation_base": rotation[0],
+        "window": None,
+    }
+    options = {"mamba2": sizes | {"norm_epsilon": epsilon}, ATTENTION: attention}
+    return {
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": "swiglu",
+        "norm_epsilon": epsilon,
+    }
+
+
+def _bamba_rules(block: Block) -> list[Rule]:
+    theirs = f"model.layers.{block.number}"
+    if block.mixer == ATTENTION:
+        return attention_rules(block, f"{theirs}.self_attn.")
+    return plain_rules(PARTS_OF_MAMBA2, block.own, f"{theirs}.mamba.")
+
+
+def _bamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
+    sizes = mamba | {"n_heads": heads_of_mamba2(config, mamba)}
+    return {
+        **written(sizes, _SIZES_OF_BAMBA),
+        "intermediate_size": config.d_channel_mixing,
+        "attn_layer_indices": [number for number, (name, _) in enumerate(config.mixers) if name == ATTENTION],
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": attention["dropout"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": attention["rotation_base"]},
+        "rms_norm_eps": config.norm_epsilon,
+    }
+
+
+BAMBA = JAMBA._replace(
+    model_type="bamba",
+    mixer="mamba2",
+    config=_bamba_config,
+    settings=_bamba_settings,
+    rules=_bamba_rules,
+    fits=lambda config: config.d_channel_mixing > 0 and not _is_granite(config),
+)
+
+
+# --- Granite 4.0 (ibm-granite/granite-4.0-h-350m, -1b, -micro: dense; -h-tiny, -h-small: experts) ---
+
+_OF_GRANITE = {"linear_attention": "mamba2", "full_attention": ATTENTION, "mamba": "mamba2", "attention": ATTENTION}
+
+
+def _granite_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    kinds = settings.words("layer_types", _OF_GRANITE) or ["mamba"] * n_layer
+    require(
+        len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_GRANITE)} for each of {n_layer} layers"
+    )
+    settings.only(normalization_function="rmsnorm", mlp_bias=False)
+    settings.ignore("init_method output_router_logits router_aux_loss_coef")
+    rotates = settings.word("position_embedding_type", [None, "nope", "rope"]) == "rope"
+    base, share = settings.rotation(1.0)
+    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    mixers = [_OF_GRANITE[kind] for kind in kinds]
+    shape = _mamba2_and_attention(settings, d_model, mixers, (base, float(rotates)), n_kv_heads=None, epsilon=1e-6)
+    scale = settings.positive("attention_multiplier")
+    if ATTENTION in shape["mixer_options"]:
+        attention = shape["mixer_options"][ATTENTION]
+        attention["query_scale"] = scale * attention["d_head"] ** 0.5
+    n_experts, top_k = settings.size("num_local_experts", 8, least=0), settings.size("num_experts_per_tok", 2, least=0)
+    d_expert, d_shared = settings.size("intermediate_size", 11008), settings.size("shared_intermediate_size", 1024)
+    experts = {"n_experts": n_experts, "top_k": top_k, "d_shared": d_shared}
+    return {
+        **shape,
+        "d_channel_mixing": d_expert if n_experts else d_shared,
+        **({"feed_forward": EXPERTS, "feed_forward_options": experts} if n_experts else {}),
+        "embedding_scale": settings.positive("embedding_multiplier"),
+        "residual_scale": settings.positive("residual_multiplier"),
+        "logit_scale": 1 / settings.positive("logits_scaling"),
+    }
+
+
+def _granite_rules(block: Block) -> list[Rule]:
+    (network,) = _granite_fused(block)
+    inner = "shared." if block.n_experts else ""
+    split = {f"{inner}{part}.weight": name for part, name in zip(network.parts, network.names)}
+    return [*_bamba_rules(block), *plain_rules(split, block.own_network)]
+
+
+def _granite_fused(block: Block) -> list[Fused]:
+    d_hidden, name = block.d_shared or block.d_hidden, f"model.layers.{block.number}.shared_mlp.input_linear.weight"
+    return [Fused(name, ("gate", "up"), 1, (d_hidden, d_hidden))]
+
+
+def _granite_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    entries = _bamba_settings(config, options)
+    del entries["attn_layer_indices"]
+    attention = options.get(ATTENTION, mixer_options(ATTENTION) | {"rotated_share": 0.0})
+    experts, is_dense = experts_of(config), EXPERTS not in config.feed_forwards
+    return {
+        **entries,
+        "layer_types": ["full_attention" if name == ATTENTION else "linear_attention" for name, _ in config.mixers],
+        "position_embedding_type": "rope" if attention["rotated_share"] else None,
+        "attention_multiplier": attention["query_scale"] * entries["head_dim"] ** -0.5,
+        "num_local_experts": 0 if is_dense else experts["n_experts"],
+        "num_experts_per_tok": 0 if is_dense else experts["top_k"],
+        "intermediate_size": experts["d_expert"],
+        "shared_intermediate_size": config.d_channel_mixing if is_dense else max(experts["d_shared"], 1),
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": 1 / config.logit_scale,
+    }
+
+
+def _is_granite(config: LanguageModelConfig) -> bool:
+    """Whether a stack of these mixers has what Bamba's have not."""
+    scales = (config.embedding_scale, config.residual_scale, config.logit_scale)
+    attention = options_of(config).get(ATTENTION, {"query_scale": 1.0, "rotated_share": 0.5})
+    is_bamba = attention["query_scale"] == 1 and attention["rotated_share"] == 0.5 and scales == (1, 1, 1)
+    return not is_bamba or EXPERTS in config.feed_forwards
+
+
+GRANITE = BAMBA._replace(
+    model_type="granitemoehybrid",
+    names={
+        "embedding": "model.embed_tokens",
+        "blocks.#.norm_mixing": "model.layers.#.input_layernorm",
+        "blocks.#.norm_feed_forward": "model.layers.#.post_attention_layernorm",
+        "blocks.#.feed_forward.down": "model.layers.#.shared_mlp.output_linear",
+        "blocks.#.feed_forward.shared.down": "model.layers.#.shared_mlp.output_linear",
+        "blocks.#.feed_forward.router": "model.layers.#.block_sparse_moe.router.layer",
+        "blocks.#.feed_forward.experts.gate_up": "model.layers.#.block_sparse_moe.input_linear",
+        "blocks.#.feed_forward.experts.down": "model.layers.#.block_sparse_moe.output_linear",
+        "norm": "model.norm",
+        "head": "lm_head",
+        "head.linear": "lm_head",
+    },
+    config=_granite_config,
+    settings=_granite_settings,
+    rules=_granite_rules,
+    fused=_granite_fused,
+    fits=lambda config: config.d_channel_mixing > 0,
+    other_names={"layers_block_type": "layer_types"},
+)
