@@ -35,6 +35,7 @@ PUBLISHED_CLASSES = {
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "rwkv": "RwkvForCausalLM",

@@ -121,6 +121,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-experts-everywhere": ("Lfm2Moe", {**LFM2_MOE, "num_dense_layers": 0, "norm_topk_prob": False, **UNTIED}),
     "qwen3.5": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "rope_parameters": MROPE, "linear_conv_kernel_dim": 3}),
     "qwen3.5-tied": ("Qwen3_5", {**QWEN, "num_hidden_layers": 3, "full_attention_interval": 2, **TIED}),
+    "qwen3.5-experts": ("Qwen3_5Moe", {**QWEN, **OF_QWEN, "layer_types": HYBRID, "rope_parameters": MROPE}),
     "qwen3-next": ("Qwen3Next", {**QWEN_NEXT, "layer_types": HYBRID, "rope_parameters": ROTATION}),
     "qwen3-next-experts": ("Qwen3Next", {**QWEN, **OF_QWEN, "layer_types": HYBRID}),
     "qwen3-next-some-experts": ("Qwen3Next", {**QWEN, **OF_QWEN, "num_hidden_layers": 5, **SOME}),

@@ -185,7 +185,11 @@ def test_shards_with_an_index(copy):
         ("qwen3.5", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whic"),
         ("qwen3.5", {"num_experts": 8}, "is one with num_experts; expected no entries that this converter does not"),
         ("qwen3.5", {"model_type": "qwen3_5"}, "text_config in .* is None; expected an object"),
-        ("qwen3.5", {"model_type": "qwen3_5_moe"}, "model_type in .* is 'qwen3_5_moe'; expected one of"),
+        ("qwen3.5", {"model_type": "qwen3_5_moe_text"}, r"missing: model\.layers\.0\.mlp\.gate\.weight"),
+        ("qwen3.5-experts", {"model_type": "qwen3_5_moe"}, "text_config in .* is None; expected an object"),
+        ("qwen3.5-experts", {"norm_topk_prob": False}, "norm_topk_prob in .* is False, which is not supported; expect"),
+        ("qwen3.5-experts", {"attn_output_gate": False}, "attn_output_gate in .* is False, which is not supported"),
+        ("qwen3.5-experts", {"num_experts": 5}, r"unknown: model\.layers\.0\.mlp\.experts\.5\.down_proj\.weight"),
         ("qwen3.5", {"linear_key_head_dim": 7}, r"the shape of .*in_proj_qkv.* is \(44, 24\); expected \(48, 24\)"),
         ("qwen3-next", {"linear_num_value_heads": 6}, r"the shape of .*in_proj_qkvz.* is \(64, 24\); expected 84 rows"),
     ],
@@ -200,18 +204,20 @@ def test_what_is_not_supported_is_refused_by_name(copy, name, change, message):
         from_huggingface(folder)
 
 
-def test_the_language_model_of_a_model_of_images_and_text(copy):
-    """As Qwen/Qwen3.5-0.8B is published: transformers' class for text reads the same weights of it."""
-    folder = copy("qwen3.5")
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-experts"])
+def test_the_language_model_of_a_model_of_images_and_text(copy, peers, name):
+    """As Qwen/Qwen3.5-0.8B and -35B-A3B are published: transformers' class for text reads the same weights of them."""
+    folder = copy(name)
     expected = from_huggingface(folder).model(TOKENS)[0]
     text = json.loads((folder / "config.json").read_text())
     tied = text.pop("tie_word_embeddings")
     text |= {"tie_word_embeddings": not tied}  # as transformers' default may have it: the outer entry counts
     text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
-    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 9}
+    kind = text["model_type"].removesuffix("_text")
+    whole = {"architectures": ["ForConditionalGeneration"], "model_type": kind, "image_token_id": 9}
     whole |= {"text_config": text, "vision_config": {"depth": 27}, "tie_word_embeddings": tied}
     (folder / "config.json").write_text(json.dumps(whole))
-    weights = load_file(folder / "model.safetensors")
+    weights = peers(name)[0].state_dict()  # where the experts of a block are one tensor
     weights = {name.replace("model.", "model.language_model."): weight for name, weight in weights.items()}
     others = {name: torch.ones(3) for name in ("model.visual.norm.weight", "mtp.norm.weight")}
     save_file(weights | others, folder / "model.safetensors")

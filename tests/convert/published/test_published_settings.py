@@ -55,6 +55,7 @@ OLDER = {
     "bamba": ("partial_rotary_factor", "rope_theta", "layer_types", "head_dim"),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
+    "qwen3_5_moe_text": ("intermediate_size", "norm_topk_prob", "full_attention_interval", "mlp_only_layers"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
     "rwkv": ("attention_hidden_size",),
     "xlstm": ("embedding_dim", "num_blocks"),
@@ -152,6 +153,7 @@ def test_our_own_models_with_experts_are_exported(tmp_path):
         (
             granite(),
             portable(HYBRIDS["qwen3_5_text"], feed_forward=FORWARD, feed_forward_options=of_qwen),
+            portable(HYBRIDS["qwen3_5_text"], feed_forward=EXPERTS["feed_forward"], feed_forward_options=of_qwen),
             portable(HYBRIDS["jamba"], feed_forward=FORWARD, feed_forward_options=of_jamba),
         )
     ):

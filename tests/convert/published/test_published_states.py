@@ -11,6 +11,7 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from recurra.convert.published._rules import fused_of, join_fused, rules_of, weights_by_their_names
@@ -54,6 +55,7 @@ SOURCES = {
     "qwen3-next-experts": modeling_qwen3_next,
     "qwen3-next-some-experts": modeling_qwen3_next,
     "qwen3.5": modeling_qwen3_5,
+    "qwen3.5-experts": modeling_qwen3_5_moe,
 }
 
 
@@ -99,6 +101,7 @@ PADDED = [
     "qwen3-next",
     "qwen3-next-experts",
     "qwen3.5",
+    "qwen3.5-experts",
 ]
 """Of each kind one whose class of transformers masks padding in front."""
 
@@ -115,6 +118,7 @@ def test_padding_in_front(peers, name):
 
 
 GRADIENTS = ["bamba", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "qwen3-next-experts", "qwen3.5"]
+GRADIENTS += ["qwen3.5-experts"]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

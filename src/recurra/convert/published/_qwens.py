@@ -1,4 +1,4 @@
-"""Gated DeltaNets and attention: transformers' Qwen3NextForCausalLM and Qwen3_5ForCausalLM."""
+"""Gated DeltaNets and attention: transformers' Qwen3NextForCausalLM, Qwen3_5ForCausalLM and Qwen3_5MoeForCausalLM."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ from recurra.models.language_model import LanguageModelConfig
 
 _Options = dict[str, dict[str, Any]]
 
-# --- Qwen3-Next (Qwen/Qwen3-Next-80B-A3B-Instruct), and dense Qwen3.5 (Qwen/Qwen3.5-0.8B, -27B) ---
+# --- Qwen3-Next (Qwen/Qwen3-Next-80B-A3B-Instruct); Qwen3.5, dense (Qwen/Qwen3.5-0.8B, -27B) or not (-35B-A3B) ---
 
 _LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"
 _OF_QWEN = {"linear_attention": _LINEAR, "full_attention": _ATTENTION}
@@ -44,6 +44,8 @@ _SIZES_OF_EXPERTS = {
     "d_expert": ("moe_intermediate_size", 512),
     "d_shared": ("shared_expert_intermediate_size", 512),
 }
+_FEWER_EXPERTS = {"n_experts": ("num_experts", 256), "top_k": ("num_experts_per_tok", 8)}
+_OF_DENSE = ("intermediate_size", "norm_topk_prob", "mlp_only_layers")
 _OF_IMAGES = """
 text_config vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id language_model_only
 """
@@ -63,9 +65,8 @@ def _qwen3_next_config(settings: Settings, d_model: int, n_layer: int) -> dict[s
     n_experts = settings.size("num_experts", 512, least=0)
     sparse = [bool(n_experts) and number not in dense and (number + 1) % step == 0 for number in range(n_layer)]
     others = {own: entry for own, entry in _SIZES_OF_EXPERTS.items() if own != "n_experts"}
-    experts = {"n_experts": n_experts, **settings.sizes(others), "shared_gate": True}
+    experts = {"n_experts": n_experts, **_experts(settings, others)}
     experts["normalise"] = settings.flag("norm_topk_prob", True)
-    settings.ignore("output_router_logits router_aux_loss_coef")
     d_hidden = settings.size("intermediate_size", 5632)
     return {
         **_qwen_config(settings, n_layer, d_hidden, _HEADS, settings.rotation(0.25)),
@@ -74,25 +75,49 @@ def _qwen3_next_config(settings: Settings, d_model: int, n_layer: int) -> dict[s
     }
 
 
+def _experts(settings: Settings, sizes: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
+    settings.ignore("output_router_logits router_aux_loss_coef")
+    return {**settings.sizes(sizes), "shared_gate": True}
+
+
 def _qwen3_5_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    heads = _HEADS | {"n_kv_heads": ("num_key_value_heads", 4)}
+    return _qwen3_5_stack(settings, n_layer, settings.size("intermediate_size", 12288), heads)
+
+
+def _qwen3_5_moe_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    settings.only(norm_topk_prob=True)
+    settings.ignore("intermediate_size decoder_sparse_step")  # of Qwen3-Next's dense networks, which it has not
+    experts = _experts(settings, _SIZES_OF_EXPERTS | _FEWER_EXPERTS)
+    return {
+        **_qwen3_5_stack(settings, n_layer, experts["d_expert"], _HEADS),
+        "feed_forward": EXPERTS,
+        "feed_forward_options": experts,
+    }
+
+
+def _qwen3_5_stack(
+    settings: Settings, n_layer: int, d_hidden: int, heads: Mapping[str, tuple[str, int]]
+) -> dict[str, Any]:
     settings.only(attn_output_gate=True, output_gate_type=("swish", "silu"))
     # further layers that predict tokens ahead, which transformers' class does not load
     settings.ignore("mamba_ssm_dtype mlp_only_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings")
     # how the channels are shared between positions in time and in images, which are equal in a text
     rotation = settings.rotation(0.25, neutral="mrope_section mrope_interleaved")
-    heads = _HEADS | {"n_kv_heads": ("num_key_value_heads", 4)}
-    return _qwen_config(settings, n_layer, settings.size("intermediate_size", 12288), heads, rotation)
+    return _qwen_config(settings, n_layer, d_hidden, heads, rotation)
 
 
 def of_qwen3_5(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Take the language model's entries out of a config.json of images and text, which is called `name`."""
+    """Return the language model's entries of a config.json called `name`, which may be of images and text."""
+    if entries.get("model_type") not in ("qwen3_5", "qwen3_5_moe"):
+        return dict(entries)
     text: Any = entries.get("text_config")
     require(isinstance(text, dict), f"text_config in {name}", text, "an object")
     settings = Settings(entries, name)
     settings.ignore(_OF_IMAGES)
     tied = settings.flag("tie_word_embeddings", False)
     settings.finish()
-    return {"model_type": "qwen3_5_text", **text, "tie_word_embeddings": tied}
+    return {"model_type": f"{entries['model_type']}_text", **text, "tie_word_embeddings": tied}
 
 
 def _qwen_config(
@@ -153,6 +178,10 @@ def _qwen3_5_rules(block: Block) -> list[Rule]:
     return plain_rules(_DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
 
 
+def _qwen3_5_moe_rules(block: Block) -> list[Rule]:
+    return [*_qwen3_5_rules(block), *expert_rules(block, f"model.layers.{block.number}.mlp.experts.", SWIGLU)]
+
+
 def _qwen_attention_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}.self_attn."
     ((q, gate),) = (fused.names for fused in _qwen3_5_fused(block))
@@ -199,6 +228,11 @@ def _qwen3_next_settings(config: LanguageModelConfig, options: _Options) -> dict
         "norm_topk_prob": experts["normalise"],
         "mlp_only_layers": dense,
     }
+
+
+def _qwen3_5_moe_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    entries = _qwen3_next_settings(config, options)
+    return {key: entry for key, entry in entries.items() if key not in _OF_DENSE}
 
 
 def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
@@ -255,4 +289,14 @@ QWEN3_NEXT = QWEN3_5._replace(
     fused=_qwen3_next_fused,
     fits=lambda config: True,
     other_tensors={"mtp.": None},
+    packed={".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), ".mlp.experts.down_proj": ("down_proj",)},
+)
+QWEN3_5_MOE = QWEN3_NEXT._replace(
+    model_type="qwen3_5_moe_text",
+    config=_qwen3_5_moe_config,
+    settings=_qwen3_5_moe_settings,
+    rules=_qwen3_5_moe_rules,
+    fused=_qwen3_5_fused,
+    fits=lambda config: set(config.feed_forwards) == {EXPERTS} and experts_of(config)["normalise"],
+    other_tensors=QWEN3_5.other_tensors,
 )

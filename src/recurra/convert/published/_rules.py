@@ -89,6 +89,8 @@ class Architecture(NamedTuple):
     """Entries that stand under other names, too: these to the usual ones."""
     other_tensors: Mapping[str, str | None] = {}
     """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
+    packed: Mapping[str, tuple[str, ...]] = {}
+    """How names of tensors of all experts end in other folders, to the layers in each expert's rows."""
 
     @property
     def class_name(self) -> str:
@@ -235,6 +237,12 @@ def usual_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[
         moved = {name: weights.pop(name) for name in found}
         if usual is not None:
             weights |= {usual + name.removeprefix(beginning): tensor for name, tensor in moved.items()}
+    for ending, layers in architecture.packed.items():
+        for name in [name for name, tensor in weights.items() if name.endswith(ending) and tensor.dim() == 3]:
+            experts, beginning = weights.pop(name), name.rpartition(".")[0]
+            for number, expert in enumerate(experts):
+                parts = zip(layers, expert.chunk(len(layers)))
+                weights |= {f"{beginning}.{number}.{layer}.weight": part for layer, part in parts}
     return weights
 
 

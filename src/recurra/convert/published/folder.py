@@ -19,7 +19,7 @@ from recurra.convert.portable import PortableModel, read_weights, tied_parameter
 from recurra.convert.published._bambas import BAMBA, GRANITE
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
-from recurra.convert.published._qwens import QWEN3_5, QWEN3_NEXT, of_qwen3_5
+from recurra.convert.published._qwens import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, of_qwen3_5
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     EXPERTS,
@@ -46,8 +46,8 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT),
-        *(RECURRENT_GEMMA, RWKV, XLSTM),
+        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE),
+        *(QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM),
     )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
@@ -67,7 +67,7 @@ def _read_entries(path: Path) -> dict[str, Any]:
     entries: dict[str, Any] = read_json(path, allow_nan=True)
     if "d_model" in entries and "model_type" not in entries:
         return of_the_authors(entries, str(path))
-    return of_qwen3_5(entries, str(path)) if entries.get("model_type") == "qwen3_5" else entries
+    return of_qwen3_5(entries, str(path))
 
 
 def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
@@ -178,7 +178,8 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
         portable: a `LanguageModel` of a shape that one of the known architectures has.
         folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
         model_type: the class to write for, by the model_type of its config.json; the first that fits if None. It
-            matters for dense Qwen3-Next ("qwen3_next"), which is also a Qwen3.5 ("qwen3_5_text", the default).
+            matters for Qwen3-Next ("qwen3_next"): dense, or with experts in all blocks, it is also a Qwen3.5
+            ("qwen3_5_text", "qwen3_5_moe_text", the default).
 
     Raises:
         ValueError: transformers has no class for such a model.
