@@ -34,6 +34,7 @@ PUBLISHED_CLASSES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",

@@ -181,7 +181,7 @@ def _model_cases() -> list[Case]:
                 build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
                 cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=2, **_OF_CLIPS))
     options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
-    hybrid = {"mixer": list(options)[::-1], "mixer_options": options}
+    hybrid = {"mixer": list(options)[::-1], "mixer_options": options, "norm_place": ["before", "after"]}
     return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens)]
 
 

@@ -41,6 +41,7 @@ REFUSED = [
     ("rotary-attention", {"n_heads": 2, "rotated_share": 0.1}, f"rotated channels a head is 0; {EVEN}"),
     ("rotary-attention", {"n_heads": 6, "n_kv_heads": 4}, "n_kv_heads is 4; expected a divisor of n_heads = 6"),
     ("rotary-attention", {"n_heads": 2, "qk_norm": 0.0}, f"qk_norm is 0.0; {POSITIVE}"),
+    ("rotary-attention", {"n_heads": 2, "qk_norm_over": "both"}, "qk_norm_over is 'both'; expected one of head, all"),
     ("short-conv", {"kernel_size": 0}, "kernel_size is 0; expected at least 1"),
     ("s5-hyena", {"activation": "relu"}, "activation is 'relu'; expected one of gelu, half-glu, none"),
     ("s5-hyena", {"d_state": 12, "blocks": 4}, "blocks is 4; expected a divisor of d_state / 2 = 6"),

@@ -21,6 +21,8 @@ def make(kind=RotaryAttention, **options):
 
 
 def normed(x, norm):
+    if len(norm.weight) > x.shape[-1]:
+        return normed(x.flatten(2), norm).unflatten(2, (x.shape[2], -1))
     return x / (x.square().mean(-1, keepdim=True) + norm.epsilon).sqrt() * norm.weight
 
 
@@ -56,6 +58,7 @@ def by_the_sum(layer, x):
         (RotaryAttention, {"n_heads": 2, "n_kv_heads": 1, "d_head": 10, "rotated_share": 0.4, "output_bias": True}),
         (RotaryAttention, {"n_heads": 2, "n_kv_heads": 2, "rotated_share": 0.0, "window": 5}),
         (RotaryAttention, {"n_heads": 4, "n_kv_heads": 2, "d_head": 6, "window": 5, "qk_norm": 0.2}),
+        (RotaryAttention, {"n_heads": 4, "n_kv_heads": 2, "d_head": 6, "qk_norm": 0.2, "qk_norm_over": "all"}),
         (GatedAttention, {"n_heads": 3, "window": None}),
         (GatedAttention, {"n_heads": 2, "window": 4, "rotation_base": 7.0}),
         (GatedAttention, {"n_heads": 4, "n_kv_heads": 2, "d_head": 8, "rotated_share": 0.25, "norm_epsilon": 0.3}),

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from recurra.mixers.gateloop import GateLoop
 from recurra.mixers.relative_attention import RelativeAttention
-from recurra.models.language_model import LanguageModel, LanguageModelConfig, MixerBlock
+from recurra.models.language_model import Block, LanguageModel, LanguageModelConfig, MixerBlock, NormAfterBlock
 
 
 def small(**options) -> LanguageModelConfig:
@@ -49,6 +49,21 @@ def test_blocks_of_time_mixing_alone():
     torch.testing.assert_close(logits, model.head(model.norm(x)), rtol=1e-12, atol=1e-12)
     first, state = model(tokens[:, :2])
     torch.testing.assert_close(torch.cat([first, model(tokens[:, 2:], state)[0]], 1), logits, rtol=1e-10, atol=1e-10)
+
+
+def test_norms_after_the_layers():
+    torch.manual_seed(0)
+    model, tokens = LanguageModel(small(norm_place=["after", "before"])).double(), torch.randint(7, (2, 5))
+    assert [type(block) for block in model.blocks] == [NormAfterBlock, Block]
+    first, second = model.blocks
+    x = model.embedding(tokens)
+    x = x + first.norm_mixing(first.mixer(x)[0])
+    x = x + first.norm_feed_forward(first.feed_forward(x))
+    x = x + second.mixer(second.norm_mixing(x))[0]
+    x = x + second.feed_forward(second.norm_feed_forward(x))
+    torch.testing.assert_close(model(tokens)[0], model.head(model.norm(x)), rtol=1e-12, atol=1e-12)
+    model = LanguageModel(small(norm_place="after", residual_init_scale=0.0))
+    assert torch.equal(model(tokens)[0], model.head(model.norm(model.embedding(tokens))))
 
 
 ACTIVATIONS = {
@@ -151,6 +166,10 @@ def test_scaled_residual_branches(mixer, feed_forward):
         ({"d_model": -8}, "d_model is -8"),
         ({"d_channel_mixing": 0, "feed_forward": "swiglu"}, "feed_forward is 'swiglu'; expected 'gelu' with"),
         ({"norm": "batch"}, "norm is 'batch'; expected one of layer, rms"),
+        ({"norm_place": "both"}, "norm_place is 'both'; expected one of before, after"),
+        ({"norm_place": ["after"]}, r"norm_place is \['after'\]; expected one place for each of n_layer = 2"),
+        ({"norm_place": "after", "d_channel_mixing": 0}, "norm_place is 'after'; expected 'before' without a dense"),
+        ({"norm_place": "after", "feed_forward": "mixture-of-experts"}, "norm_place is 'after'; expected 'before' wi"),
         ({"logit_cap": 0.0}, "logit_cap is 0.0; expected a finite number above 0"),
         ({"mixer": ["gateloop"]}, r"mixer is \['gateloop'\]; expected one name for each of n_layer = 2"),
         (

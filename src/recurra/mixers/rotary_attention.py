@@ -2,13 +2,14 @@
 rotary positions: Su et al., arXiv 2104.09864, section 3.2; keys shared by heads: Ainslie et al., arXiv 2305.13245).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, require_positive, require_probability
+from recurra.checks import choose, require, require_at_least, require_positive, require_probability
 from recurra.layers.attention import append_to_cache, cache_limit, causal_attention, head_size, trim_cache, windows
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import phases, rotate
@@ -21,6 +22,19 @@ class RotaryAttentionState(NamedTuple):
 
     keys: Float[Tensor, "B p G d_head"]
     values: Float[Tensor, "B p G d_head"]
+
+
+class _NormOfAllHeads(RMSNorm):
+    """The norm over the channels of all heads together, each with its own scale."""
+
+    def forward(self, x: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H d_head"]:
+        return super().forward(x.flatten(2)).view(x.shape)
+
+
+_QK_NORMS: dict[str, Callable[[int, int, float], nn.Module]] = {
+    "head": lambda n_heads, d_head, epsilon: RMSNorm(d_head, epsilon),
+    "all": lambda n_heads, d_head, epsilon: _NormOfAllHeads(n_heads * d_head, epsilon),
+}
 
 
 @register_mixer("rotary-attention")
@@ -43,6 +57,8 @@ class RotaryAttention(Mixer):
         dropout: probability of dropping an attention weight.
         qk_norm: epsilon of a root mean square norm of queries and keys in each head, before they are rotated, with one
             scale for all heads, as in LFM2 (arXiv 2511.23404); none if None. The state then holds normalised keys.
+        qk_norm_over: "head", or "all" for a norm over the channels of all heads together, with a scale for each
+            channel, as in OLMo 2 (arXiv 2501.00656).
         query_scale: what queries are multiplied by, besides 1 / sqrt(d_head).
     """
 
@@ -62,6 +78,7 @@ class RotaryAttention(Mixer):
         dropout: float = 0.0,
         qk_norm: float | None = None,
         query_scale: float = 1.0,
+        qk_norm_over: str = "head",
     ) -> None:
         d_head = head_size(d_model, n_heads, d_head)
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -84,9 +101,8 @@ class RotaryAttention(Mixer):
         self.query_scale = query_scale
         self.qkv = nn.Linear(d_model, (n_heads + 2 * n_kv_heads) * d_head, bias=False)
         self.output_projection = nn.Linear(n_heads * d_head, d_model, bias=output_bias)
-        self.query_norm, self.key_norm = (
-            nn.Identity() if qk_norm is None else RMSNorm(d_head, qk_norm) for _ in range(2)
-        )
+        norm, heads = choose("qk_norm_over", _QK_NORMS, qk_norm_over), (n_heads, n_kv_heads)
+        self.query_norm, self.key_norm = (nn.Identity() if qk_norm is None else norm(n, d_head, qk_norm) for n in heads)
 
     def mix(self, x: Tensor, state: RotaryAttentionState, mask: None) -> tuple[Tensor, RotaryAttentionState]:
         queries, keys, values = self.project(x)

@@ -91,6 +91,28 @@ class Block(MixerBlock):
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
 
 
+class NormAfterBlock(Block):
+    """x = x + norm(TimeMixing(x)); x = x + norm(FFN(x)), as in OLMo 2 (arXiv 2501.00656, section 3.2)."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: Any = None,
+        routing: list[Routing] | None = None,
+        **lengths: Any,
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply both halves, continuing as `MixerBlock.forward` does."""
+        mixed, state = self.mixer(x, state, **lengths)
+        x = x + self.dropout(self.norm_mixing(mixed))
+        return x + self.dropout(self.norm_feed_forward(self.feed_forward(x))), state
+
+    @torch.no_grad()
+    def scale_outputs(self, scale: float) -> None:
+        """Multiply the norms' weights, which alone set the scale of the outputs."""
+        for norm in (self.norm_mixing, self.norm_feed_forward):
+            norm.weight.mul_(scale)  # type: ignore[operator]
+
+
 class ExpertsBlock(Block):
     """The same with a mixture of experts."""
 
@@ -105,6 +127,10 @@ class ExpertsBlock(Block):
         x, state = MixerBlock.forward(self, x, state, **lengths)
         mixed = self.feed_forward(self.norm_feed_forward(x), routing, lengths.get("mask"))
         return x + self.dropout(mixed), state
+
+
+_BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock}
+"""With dense feed-forward networks, by the place of the norms."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +159,10 @@ class LanguageModelConfig(ModelConfig):
     """Options of "mixture-of-experts": n_experts, top_k, d_expert (d_channel_mixing unless given), d_shared,
     shared_gate, router, normalise, scale."""
     norm: str = "layer"
-    """The norms before all layers and the head: "layer" or "rms"."""
+    """The norms of all layers and before the head: "layer" or "rms"."""
+    norm_place: str | list[str] = "before"
+    """Where the norms of a block are: "before" its time mixing and its feed-forward network, or "after" both, as in
+    OLMo 2; one for all blocks or one per block. Blocks with "after" need a dense feed-forward network."""
     norm_epsilon: float = 1e-5
     """What the norms add to the mean square."""
     biases: bool = True
@@ -187,6 +216,12 @@ class LanguageModelConfig(ModelConfig):
             choose("feed_forward", FEED_FORWARDS, name)
         applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
         require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
+        places = self.norm_places
+        require(len(places) == n_layer, "norm_place", self.norm_place, f"one place for each of n_layer = {n_layer}")
+        for place, name in zip(places, names):
+            choose("norm_place", _BLOCKS, place)
+            is_dense = self.d_channel_mixing > 0 and name != "mixture-of-experts"
+            require(is_dense or place == "before", "norm_place", place, "'before' without a dense feed-forward network")
         applies = "mixture-of-experts" in names or not self.feed_forward_options
         require(applies, "feed_forward_options", self.feed_forward_options, "none without a mixture-of-experts")
 
@@ -194,6 +229,11 @@ class LanguageModelConfig(ModelConfig):
     def feed_forwards(self) -> list[str]:
         """The name of the feed-forward network of every block."""
         return [self.feed_forward] * self.n_layer if isinstance(self.feed_forward, str) else self.feed_forward
+
+    @property
+    def norm_places(self) -> list[str]:
+        """Where the norms of every block are."""
+        return [self.norm_place] * self.n_layer if isinstance(self.norm_place, str) else self.norm_place
 
     @property
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
@@ -229,8 +269,8 @@ class LanguageModel(LanguageModelShell):
         self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            _block(create_mixer(name, config.d_model, **options), feed_forward, config)
-            for (name, options), feed_forward in zip(config.mixers, config.feed_forwards)
+            _block(create_mixer(name, config.d_model, **options), feed_forward, place, config)
+            for (name, options), feed_forward, place in zip(config.mixers, config.feed_forwards, config.norm_places)
         )
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
@@ -299,7 +339,7 @@ def _norm(config: LanguageModelConfig) -> nn.Module:
     return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
 
 
-def _block(mixer: nn.Module, feed_forward: str, config: LanguageModelConfig) -> MixerBlock:
+def _block(mixer: nn.Module, feed_forward: str, place: str, config: LanguageModelConfig) -> MixerBlock:
     added = (config.dropout, config.residual_scale)
     if config.d_channel_mixing == 0:
         return MixerBlock(mixer, _norm(config), *added)
@@ -307,7 +347,7 @@ def _block(mixer: nn.Module, feed_forward: str, config: LanguageModelConfig) -> 
     is_mixture = kind is MixtureOfExperts
     options = config.feed_forward_options if is_mixture else {}
     network = kind(config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases, **options)
-    return (ExpertsBlock if is_mixture else Block)(mixer, _norm(config), network, _norm(config), *added)
+    return (ExpertsBlock if is_mixture else _BLOCKS[place])(mixer, _norm(config), network, _norm(config), *added)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -97,6 +97,9 @@ OF_QWEN = {"num_experts": 6, "num_experts_per_tok": 3}
 OF_QWEN |= {"moe_intermediate_size": 7, "shared_expert_intermediate_size": 9}
 SOME = {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3], "full_attention_interval": 2}
 HYBRID = ["linear_attention", "full_attention"]
+OLMO = {**QWEN, "pad_token_id": None, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-3}
+del OLMO["head_dim"]
+NOPE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
@@ -119,6 +122,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-biases": ("Lfm2", {**LFM2, "full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 4, **OF_LFM2}),
     "lfm2-experts": ("Lfm2Moe", LFM2_MOE),
     "lfm2-experts-everywhere": ("Lfm2Moe", {**LFM2_MOE, "num_dense_layers": 0, "norm_topk_prob": False, **UNTIED}),
+    "olmo": ("OlmoHybrid", {**OLMO, "layer_types": HYBRID}),
+    "olmo-without-positions": (
+        "OlmoHybrid",
+        {**OLMO, **NOPE, "num_hidden_layers": 5, "linear_allow_neg_eigval": False},
+    ),
     "qwen3.5": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "rope_parameters": MROPE, "linear_conv_kernel_dim": 3}),
     "qwen3.5-tied": ("Qwen3_5", {**QWEN, "num_hidden_layers": 3, "full_attention_interval": 2, **TIED}),
     "qwen3.5-experts": ("Qwen3_5Moe", {**QWEN, **OF_QWEN, "layer_types": HYBRID, "rope_parameters": MROPE}),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.convert.published.conftest import CASES, peer
+from tests.convert.published.conftest import CASES, HYBRID, peer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
@@ -180,6 +180,12 @@ def test_shards_with_an_index(copy):
             {"routed_scaling_factor": 0},
             r"routed_scaling_factor in .* is 0\.0; expected a number above 0",
         ),
+        ("olmo", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
+        ("olmo", {"hidden_act": "gelu"}, "hidden_act in .* is 'gelu', which is not supported; expected 'silu' or"),
+        ("olmo", {"layer_types": HYBRID[:1]}, "layer_types is .*; expected one of linear_attention, .* for each of 2"),
+        ("olmo", {"linear_key_head_dim": 7}, r"the shape of .*linear_attn\.q_proj.* is \(12, 24\); expected \(14,"),
+        ("olmo", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; expected 1.0, as"),
+        ("olmo", {"rope_parameters": {"rope_theta": 9.0}, "rope_theta": "x"}, "rope_theta in .* is 'x'; expected a fi"),
         ("qwen3.5", {"attn_output_gate": False}, "attn_output_gate in .* is False, which is not supported"),
         ("qwen3.5", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
         ("qwen3.5", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type in rope_parameters in .* is 'yarn', whic"),
@@ -237,6 +243,25 @@ def test_the_names_of_liquid_ais_own_folders(copy):
     entries |= {"block_dim": 24, "block_use_swiglu": True, "block_norm_eps": 1e-5, "conv_dim": 24, "num_heads": 4}
     (folder / "config.json").write_text(json.dumps(entries))
     assert torch.equal(from_huggingface(folder).model(TOKENS)[0], expected)
+
+
+def test_the_convolutions_and_names_of_ais_own_folders(copy):
+    """As allenai/Olmo-Hybrid-7B: the parts of a convolution are those of q, k and v, and no layer of attention has a
+    norm that is called `feedforward_layer_norm`, as transformers calls it when it saves one."""
+    folder = copy("olmo")
+    expected = from_huggingface(folder).model(TOKENS)[0]
+    weights, layer = load_file(folder / "model.safetensors"), "model.layers.0.linear_attn"
+    names = [f"{layer}.{part}_conv1d.weight" for part in "qkv"]
+    rows = [len(weights[f"{layer}.{part}_proj.weight"]) for part in "qkv"]
+    assert [len(weights[name]) for name in names] != rows
+    weights |= zip(names, torch.cat([weights[name] for name in names]).split(rows))
+    moved = weights.pop("model.layers.1.feedforward_layer_norm.weight")
+    save_file(weights | {"model.layers.1.post_attention_layernorm.weight": moved}, folder / "model.safetensors")
+    assert torch.equal(from_huggingface(folder).model(TOKENS)[0], expected)
+    del weights[names[1]]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"missing: .*linear_attn\.conv1d\.weight.*unknown: .*q_conv1d\.weight"):
+        from_huggingface(folder)
 
 
 def test_a_missing_fused_matrix_is_named(copy):

@@ -55,6 +55,7 @@ OLDER = {
     "bamba": ("partial_rotary_factor", "rope_theta", "layer_types", "head_dim"),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
+    "olmo_hybrid": ("rope_theta", "partial_rotary_factor"),
     "qwen3_5_moe_text": ("intermediate_size", "norm_topk_prob", "full_attention_interval", "mlp_only_layers"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
     "rwkv": ("attention_hidden_size",),
@@ -96,6 +97,7 @@ GRIFFIN = {"n_heads": 2, "rotated_share": 0.5, "window": 5, "output_bias": True}
 BAMBA = {"n_heads": 2, "rotated_share": 0.5, "window": None, "dropout": 0.1}
 JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
 DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
+OLMO = {"n_heads": 2, "rotated_share": 0.0, "window": None, "qk_norm": 1e-5, "qk_norm_over": "all"}
 SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
 HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
@@ -106,7 +108,9 @@ HYBRIDS: dict[str, dict] = {
     "lfm2": {"short-conv": {"biases": True}, "rotary-attention": {"n_heads": 2, "window": None, "qk_norm": 1e-5}},
     "lfm2 without attention": {"short-conv": {"kernel_size": 1}},
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
+    "olmo_hybrid": {"gated-delta-net": {"n_heads": 2}, "rotary-attention": OLMO},
 }
+PLACES = {"olmo_hybrid": {"norm_place": ["before", "after"]}}
 
 
 def portable(options, mixers=None, **changes) -> PortableModel:
@@ -118,7 +122,7 @@ def portable(options, mixers=None, **changes) -> PortableModel:
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_our_own_hybrid_of_published_shape_is_exported(name, tmp_path):
-    ours, tokens = portable(HYBRIDS[name]), torch.randint(50, (2, 21))
+    ours, tokens = portable(HYBRIDS[name], **PLACES.get(name, {})), torch.randint(50, (2, 21))
     to_huggingface(ours, tmp_path / "theirs")
     peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     with torch.inference_mode():
@@ -133,6 +137,12 @@ def test_a_class_may_be_chosen_where_two_have_the_shape(tmp_path):
         to_huggingface(ours, tmp_path / "no", model_type="xlstm")
     with pytest.raises(ValueError, match="model_type is 'llama'; expected one of jamba, "):
         to_huggingface(ours, tmp_path / "no", model_type="llama")
+
+
+def olmo(places=("before", "after"), **options) -> PortableModel:
+    hybrid = HYBRIDS["olmo_hybrid"]
+    hybrid = {**hybrid, "rotary-attention": hybrid["rotary-attention"] | options}
+    return portable(hybrid, norm_place=list(places))
 
 
 def lfm2(**options) -> PortableModel:
@@ -240,6 +250,10 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: lfm2(window=5), "window 5 instead of None of rotary-attention"),
         (lambda: lfm2(output_bias=True), "output_bias True instead of False of rotary-attention"),
         (lambda: lfm2(dropout=0.1), "dropout 0.1 instead of 0.0 of rotary-attention"),
+        (lambda: olmo(("before", "before")), r"norm_place \['before', 'before'\] instead of \['before', 'after'\]"),
+        (lambda: olmo(qk_norm_over="head"), "qk_norm_over 'head' instead of 'all' of rotary-attention; .* OlmoHybrid"),
+        (lambda: olmo(rotated_share=0.5), "rotated_share 0.5 instead of 1.0 of rotary-attention"),
+        (lambda: olmo(window=5), "window 5 instead of None of rotary-attention"),
         (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),

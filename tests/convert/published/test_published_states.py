@@ -10,11 +10,12 @@ from transformers.models.bamba import modeling_bamba
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
+from transformers.models.olmo_hybrid import modeling_olmo_hybrid
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from recurra.convert.published._rules import fused_of, join_fused, rules_of, weights_by_their_names
+from recurra.convert.published._rules import fused_of, join_fused, rules_of, usual_names, weights_by_their_names
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface
 from recurra.state import tensors
 
@@ -51,6 +52,8 @@ SOURCES = {
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "lfm2-experts": modeling_lfm2_moe,
+    "olmo": modeling_olmo_hybrid,
+    "olmo-without-positions": modeling_olmo_hybrid,
     "qwen3-next": modeling_qwen3_next,
     "qwen3-next-experts": modeling_qwen3_next,
     "qwen3-next-some-experts": modeling_qwen3_next,
@@ -98,6 +101,7 @@ PADDED = [
     "lfm2",
     "lfm2-experts",
     "mamba2",
+    "olmo",
     "qwen3-next",
     "qwen3-next-experts",
     "qwen3.5",
@@ -118,7 +122,7 @@ def test_padding_in_front(peers, name):
 
 
 GRADIENTS = ["bamba", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "qwen3-next-experts", "qwen3.5"]
-GRADIENTS += ["qwen3.5-experts"]
+GRADIENTS += ["olmo", "qwen3.5-experts"]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -132,6 +136,7 @@ def test_gradients(peers, name):
     (peer(TOKENS[:, :19], use_cache=False).logits * weights).sum().backward()
     expected = {name: weight.grad.clone() for name, weight in peer.named_parameters()}
     expected = revert_weight_conversion(peer, expected)  # as in files
+    expected = usual_names(ARCHITECTURES[peer.config.model_type], expected)
     peer.zero_grad()
     found = gradients_by_their_names(model, peer.config.model_type)
     assert found.keys() == expected.keys()

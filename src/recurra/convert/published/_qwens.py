@@ -22,6 +22,7 @@ from recurra.convert.published._rules import (
     rotation_entries,
     shape_of,
     stacked,
+    unpacked_experts,
 )
 from recurra.convert.published._settings import Settings, written
 from recurra.mixers.base import mixer_options
@@ -45,11 +46,12 @@ _SIZES_OF_EXPERTS = {
     "d_shared": ("shared_expert_intermediate_size", 512),
 }
 _FEWER_EXPERTS = {"n_experts": ("num_experts", 256), "top_k": ("num_experts_per_tok", 8)}
+_PACKED = {".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), ".mlp.experts.down_proj": ("down_proj",)}
 _OF_DENSE = ("intermediate_size", "norm_topk_prob", "mlp_only_layers")
 _OF_IMAGES = """
 text_config vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id language_model_only
 """
-_DELTA = {
+DELTA = {
     "convolution": "conv1d",
     "A_log": "A_log",
     "dt_bias": "dt_bias",
@@ -161,21 +163,21 @@ def _qwen3_next_rules(block: Block) -> list[Rule]:
     if block.mixer == _ATTENTION:
         return [*_qwen_attention_rules(block), *experts]
     (q, k, v, gate), (rate, decay) = (fused.names for fused in _qwen3_next_fused(block))
-    sizes = _sizes(block.d_model, block.options)
+    sizes = sizes_of_delta(block.d_model, block.options)
     rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
     split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
     return [
         *experts,
         stacked(f"{block.own}qkv.weight", [q, k, v], rows),
         *plain_rules(split, block.own),
-        *plain_rules(_DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
+        *plain_rules(DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
     ]
 
 
 def _qwen3_5_rules(block: Block) -> list[Rule]:
     if block.mixer == _ATTENTION:
         return _qwen_attention_rules(block)
-    return plain_rules(_DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
+    return plain_rules(DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
 
 
 def _qwen3_5_moe_rules(block: Block) -> list[Rule]:
@@ -202,7 +204,7 @@ def _qwen3_5_fused(block: Block) -> list[Fused]:
 def _qwen3_next_fused(block: Block) -> list[Fused]:
     if block.mixer == _ATTENTION:
         return _qwen3_5_fused(block)
-    theirs, sizes = f"model.layers.{block.number}.", _sizes(block.d_model, block.options)
+    theirs, sizes = f"model.layers.{block.number}.", sizes_of_delta(block.d_model, block.options)
     n_groups = sizes["n_qk_heads"]
     d_k, d_v, shared_by = sizes["d_qk"] // n_groups, sizes["d_v"] // n_groups, sizes["n_heads"] // n_groups
     return [
@@ -211,12 +213,24 @@ def _qwen3_next_fused(block: Block) -> list[Fused]:
     ]
 
 
-def _sizes(d_model: int, options: dict[str, Any]) -> dict[str, int]:
+def sizes_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, int]:
     """The sizes of a Gated DeltaNet, by its own defaults."""
     n_heads = options["n_heads"]
     d_qk = options["d_qk"] or n_heads * max(1, 3 * d_model // (4 * n_heads))
     n_qk_heads = options["n_qk_heads"] or n_heads
     return {"n_heads": n_heads, "n_qk_heads": n_qk_heads, "d_qk": d_qk, "d_v": options["d_v"] or 2 * d_qk}
+
+
+def entries_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what config.json says of a stack's Gated DeltaNets."""
+    sizes = sizes_of_delta(d_model, options)
+    return {
+        "linear_num_key_heads": sizes["n_qk_heads"],
+        "linear_num_value_heads": sizes["n_heads"],
+        "linear_key_head_dim": sizes["d_qk"] // sizes["n_qk_heads"],
+        "linear_value_head_dim": sizes["d_v"] // sizes["n_heads"],
+        "linear_conv_kernel_dim": options["kernel_size"],
+    }
 
 
 def _qwen3_next_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
@@ -238,16 +252,11 @@ def _qwen3_5_moe_settings(config: LanguageModelConfig, options: _Options) -> dic
 def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
     linear = options.get(_LINEAR, mixer_options(_LINEAR))
     attention = options.get(_ATTENTION, mixer_options(_ATTENTION))
-    sizes = _sizes(config.d_model, linear)
     n_heads, n_kv_heads, d_head = heads_of(Block(0, _ATTENTION, attention, config.d_model))
     return {
         "intermediate_size": max(config.d_channel_mixing, 1),
         "layer_types": kinds_of(config, _OF_QWEN),
-        "linear_num_key_heads": sizes["n_qk_heads"],
-        "linear_num_value_heads": sizes["n_heads"],
-        "linear_key_head_dim": sizes["d_qk"] // sizes["n_qk_heads"],
-        "linear_value_head_dim": sizes["d_v"] // sizes["n_heads"],
-        "linear_conv_kernel_dim": linear["kernel_size"],
+        **entries_of_delta(config.d_model, linear),
         **written({"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head}, _HEADS),
         "attention_dropout": attention["dropout"],
         **rotation_entries(attention["rotation_base"], attention["rotated_share"]),
@@ -289,7 +298,7 @@ QWEN3_NEXT = QWEN3_5._replace(
     fused=_qwen3_next_fused,
     fits=lambda config: True,
     other_tensors={"mtp.": None},
-    packed={".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), ".mlp.experts.down_proj": ("down_proj",)},
+    other_layout=lambda weights: unpacked_experts(weights, _PACKED),
 )
 QWEN3_5_MOE = QWEN3_NEXT._replace(
     model_type="qwen3_5_moe_text",

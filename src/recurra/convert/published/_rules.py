@@ -89,8 +89,8 @@ class Architecture(NamedTuple):
     """Entries that stand under other names, too: these to the usual ones."""
     other_tensors: Mapping[str, str | None] = {}
     """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
-    packed: Mapping[str, tuple[str, ...]] = {}
-    """How names of tensors of all experts end in other folders, to the layers in each expert's rows."""
+    other_layout: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
+    """Brings the tensors of other folders, once their names begin as usual, into the usual layout."""
 
     @property
     def class_name(self) -> str:
@@ -237,11 +237,16 @@ def usual_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[
         moved = {name: weights.pop(name) for name in found}
         if usual is not None:
             weights |= {usual + name.removeprefix(beginning): tensor for name, tensor in moved.items()}
-    for ending, layers in architecture.packed.items():
+    return architecture.other_layout(weights)
+
+
+def unpacked_experts(weights: dict[str, Tensor], layers: Mapping[str, tuple[str, ...]]) -> dict[str, Tensor]:
+    """Split tensors with all experts of a block; `layers` are those in an expert's rows, by how the name ends."""
+    for ending, names in layers.items():
         for name in [name for name, tensor in weights.items() if name.endswith(ending) and tensor.dim() == 3]:
             experts, beginning = weights.pop(name), name.rpartition(".")[0]
             for number, expert in enumerate(experts):
-                parts = zip(layers, expert.chunk(len(layers)))
+                parts = zip(names, expert.chunk(len(names)))
                 weights |= {f"{beginning}.{number}.{layer}.weight": part for layer, part in parts}
     return weights
 

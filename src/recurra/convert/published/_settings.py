@@ -133,6 +133,17 @@ class Settings:
         self.only(rope_scaling=None)
         return base, share
 
+    def rotates(self) -> bool:
+        """Tell whether the base of rotary attention's angles is not null; take it if it is."""
+        section = self._left.get("rope_parameters")
+        inner = section if isinstance(section, dict) else {}
+        bases = [entries["rope_theta"] for entries in (inner, self._left) if "rope_theta" in entries]
+        if bases[:1] != [None]:
+            return True
+        self._left["rope_parameters"] = {key: value for key, value in inner.items() if key != "rope_theta"}
+        self.only(rope_theta=None)
+        return False
+
     def only(self, **neutral: Any) -> None:
         """Take entries that must have this value, or one of a tuple, or be missing."""
         for key, value in neutral.items():

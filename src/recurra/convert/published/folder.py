@@ -19,6 +19,7 @@ from recurra.convert.portable import PortableModel, read_weights, tied_parameter
 from recurra.convert.published._bambas import BAMBA, GRANITE
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._olmos import OLMO_HYBRID
 from recurra.convert.published._qwens import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, of_qwen3_5
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
@@ -46,8 +47,8 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE),
-        *(QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM),
+        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, OLMO_HYBRID, QWEN3_5),
+        *(QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM),
     )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
@@ -259,10 +260,11 @@ def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple
 
 
 def _with_all_named(config: LanguageModelConfig) -> LanguageModelConfig:
-    """Name each block's feed-forward network; the size of dense ones does not matter where there are none."""
+    """Name what each block has; the size of dense networks does not matter where there are none."""
     is_sparse = set(config.feed_forwards) == {EXPERTS}
     d_hidden = experts_of(config)["d_expert"] if is_sparse else config.d_channel_mixing
-    return replace(config, feed_forward=config.feed_forwards, d_channel_mixing=d_hidden)
+    networks, places = config.feed_forwards, config.norm_places
+    return replace(config, feed_forward=networks, norm_place=places, d_channel_mixing=d_hidden)
 
 
 def _differing_fields(config: LanguageModelConfig, theirs: LanguageModelConfig) -> list[str]:
