@@ -31,12 +31,14 @@ class PortableModel(NamedTuple):
     tokenizer: the run's; None if there is none.
     experiment: the run's whole experiment as plain data; None if the model comes from elsewhere.
     step: the update after which the weights were saved; None likewise.
+    chat_template: a Jinja template in transformers' format; None if there is none.
     """
 
     model: nn.Module
     tokenizer: TextEncoder | None
     experiment: dict[str, Any] | None = None
     step: int | None = None
+    chat_template: str | None = None
 
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:

@@ -130,14 +130,13 @@ def _threads_of_model(threads: int | None) -> int:
 
 def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
-    template = trained.folder.path / "chat_template.jinja"
     return ServedModel(
         trained.name,
         trained.model,
         trained.tokenizer if trained.task.has_tokenizer() else None,
         weights=weights,
         task=trained.task.explored(trained),
-        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+        chat_template=trained.folder.read_chat_template(),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.ext import Extension
-from jinja2.nodes import Node
+from jinja2.nodes import Assign, Impossible, List, Name, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor, nn
@@ -185,6 +185,18 @@ class ServedModel:
             return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=unknown)
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+
+    @cached_property
+    def chat_ends(self) -> list[str]:
+        """The texts that end an answer in a chat: what a line of the template sets `eos_tokens` to."""
+        body = [] if self.chat_template is None else _template_environment().parse(self.chat_template).body
+        lines = [line for line in body if isinstance(line, Assign) and isinstance(line.target, Name)]
+        found = next((line.node for line in lines if line.target.name == "eos_tokens"), None)  # type: ignore[attr-defined]
+        try:
+            ends = found.as_const() if isinstance(found, List) else []
+        except Impossible:
+            return []
+        return [end for end in ends if isinstance(end, str) and end]
 
     @cached_property
     def grammar_tokenizer(self) -> "LLTokenizer":

@@ -85,6 +85,7 @@ async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
         message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
         raise ApiError(400, message, param="top_logprobs")
     (prompt,) = await encode(served, _chat_text(served, body))
+    body.stop = [*body.stop, *served.chat_ends]
     max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()

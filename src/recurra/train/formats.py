@@ -138,7 +138,7 @@ def _read_model(
         experiment = replace(experiment, data=replace(experiment.data, vocabulary="bpe", bpe_vocab_size=len(tokenizer)))
     if experiment.lora.rank is not None:  # they are merged
         experiment = replace(experiment, init_from=None, lora=LoraConfig())
-    return PortableModel(run.model, tokenizer, to_plain(experiment), run.step)
+    return PortableModel(run.model, tokenizer, to_plain(experiment), run.step, run.folder.read_chat_template())
 
 
 def _has_adapters(run: Path) -> bool:

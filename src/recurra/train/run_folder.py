@@ -7,7 +7,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from recurra._files.reading import read_json
+from recurra._files.reading import read_json, read_text
 from recurra._files.writing import discard, leftovers, replacing, take_lock
 from recurra.checks import sentence
 from recurra.train.checkpoint import CheckpointFolder, Payload, is_checkpoint_file, load_checkpoint
@@ -18,6 +18,7 @@ class RunFolder:
 
     config.yaml     the complete experiment, as a recipe
     tokenizer.json  for text: the vocabulary, so that the run can be used without its corpus
+    chat_template.jinja  for text, if it is a chat model's: the template in transformers' format
     classes.txt     for videos: the names of the classes, one per line
     log.jsonl       the log, one record per line
     tensorboard/    the same records for TensorBoard
@@ -31,6 +32,7 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.tokenizer = self.path / "tokenizer.json"
+        self.chat_template = self.path / "chat_template.jinja"
         self.classes = self.path / "classes.txt"
         self.metrics = self.path / "log.jsonl"
         self.tensorboard = self.path / "tensorboard"
@@ -45,6 +47,10 @@ class RunFolder:
     def quoted(self) -> str:
         """The path as a shell reads it, for commands that are printed."""
         return shlex.quote(str(self.path))
+
+    def read_chat_template(self) -> str | None:
+        """Read the chat template; None if there is none."""
+        return read_text(self.chat_template) if self.chat_template.is_file() else None
 
     def require_new(self) -> None:
         """Raise FileExistsError if the folder already contains a run."""

@@ -95,6 +95,9 @@ def save_run(portable: PortableModel, path: Path, about: Sequence[str], *, sourc
     if portable.tokenizer is not None:
         with replacing(folder.tokenizer) as file:
             file.write(tokenizer_to_json(portable.tokenizer).encode())
+    if portable.chat_template is not None:
+        with replacing(folder.chat_template) as file:
+            file.write(portable.chat_template.encode())
     folder.write_config(yaml.safe_dump(portable.experiment))
     experiment = load_recipe(folder.config)
     folder.write_config("".join(f"# {line}\n" for line in about) + to_yaml(experiment))

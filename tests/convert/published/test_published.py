@@ -308,6 +308,36 @@ def test_a_run_has_the_tokens_of_the_tokenizer(with_tokenizer, tmp_path):
     assert _read_model(tmp_path / "back").tokenizer.encode("abba\n").tolist() == run.tokenizer.encode("abba\n").tolist()
 
 
+ENDS = {"eos_token_id": [37, 10**9]}
+DEFAULT = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "\n{{ x }}"}]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"tokenizer_config.json": {"chat_template": "x"}}, '{% set eos_tokens = ["E"] %}\nx'),  # of config.json
+        ({"tokenizer_config.json": {"chat_template": DEFAULT[:1]}}, None),
+        (
+            {"tokenizer_config.json": {"chat_template": DEFAULT, "bos_token": "s", "eos_token": {"content": "é"}}},
+            '{% set bos_token = "s" %}\n{% set eos_token = "é" %}\n{% set eos_tokens = ["é", "E"] %}\n\n{{ x }}',
+        ),
+        (
+            {"tokenizer_config.json": {"chat_template": "x", "eos_token": '"'}, "generation_config.json": ENDS},
+            '{% set eos_token = "\\"" %}\n{% set eos_tokens = ["\\"", "F"] %}\nx',
+        ),
+    ],
+    ids=str,
+)
+def test_a_chat_template_sets_its_special_tokens(with_tokenizer, files, expected):
+    _, folder = with_tokenizer
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 36}
+    for name, content in {"config.json": config, **files}.items():
+        (folder / name).write_text(json.dumps(content))
+    assert from_huggingface(folder).chat_template == expected
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(with_tokenizer):
     _, folder = with_tokenizer
     tokenizer_of(265).save(str(folder / "tokenizer.json"))

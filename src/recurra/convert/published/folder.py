@@ -17,6 +17,7 @@ from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
 from recurra.convert.published._bambas import BAMBA, GRANITE
+from recurra.convert.published._chat import TEMPLATE, read_chat_template
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._olmos import OLMO_HYBRID
@@ -84,7 +85,8 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         dtype: what to compute in; the weights are converted from whatever they are stored in.
 
     Returns:
-        the model in evaluation mode, and its tokenizer, None if the folder has none.
+        the model in evaluation mode, and its tokenizer and chat template, None if the folder has none. The template's
+        first lines set `bos_token`, `eos_token`, and `eos_tokens`, a list of the texts that end an answer.
 
     Raises:
         ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
@@ -99,8 +101,10 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
     model = filled(outline, architecture, weights, str(folder), dtype)
-    tokenizer = folder / "tokenizer.json"
-    return PortableModel(model, BytePairEncoding.load(tokenizer) if tokenizer.is_file() else None)
+    if not (file := folder / "tokenizer.json").is_file():
+        return PortableModel(model, None)
+    tokenizer = BytePairEncoding.load(file)
+    return PortableModel(model, tokenizer, chat_template=read_chat_template(folder, tokenizer))
 
 
 def outline_of(architecture: Architecture, entries: dict[str, Any], n_tensors: int, name: str) -> LanguageModel:
@@ -175,9 +179,11 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
 def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: str | None = None) -> None:
     """Write a language model as a folder that transformers loads with its own class, without code of this package.
 
+    Files: config.json, model.safetensors and, if there are any, tokenizer.json and chat_template.jinja.
+
     Args:
         portable: a `LanguageModel` of a shape that one of the known architectures has.
-        folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
+        folder: where to write them.
         model_type: the class to write for, by the model_type of its config.json; the first that fits if None. It
             matters for Qwen3-Next ("qwen3_next"): dense, or with experts in all blocks, it is also a Qwen3.5
             ("qwen3_5_text", "qwen3_5_moe_text", the default).
@@ -196,6 +202,8 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
     files = {"model.safetensors": save(weights, {"format": "pt"})}
     if isinstance(portable.tokenizer, BytePairEncoding):
         files["tokenizer.json"] = portable.tokenizer.to_json().encode()
+    if portable.chat_template is not None:
+        files[TEMPLATE] = portable.chat_template.encode()
     files["config.json"] = json.dumps(entries, indent=2).encode()
     replace_files({folder / name: content for name, content in files.items()})
 
