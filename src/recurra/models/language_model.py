@@ -210,18 +210,21 @@ class LanguageModelConfig(ModelConfig):
                 raise ValueError(sentence("mixer_options", f"{{{name!r}: {options!r}}}", expected))
 
     def _check_feed_forwards(self) -> None:
-        names, n_layer = self.feed_forwards, self.n_layer
-        require(len(names) == n_layer, "feed_forward", self.feed_forward, f"one name for each of n_layer = {n_layer}")
-        for name in names:
+        networks, places, n_layer = self.feed_forward, self.norm_place, self.n_layer
+        for field_name, given, what in (("feed_forward", networks, "name"), ("norm_place", places, "place")):
+            one_each = isinstance(given, str) or len(given) == n_layer
+            require(one_each, field_name, given, f"one {what} for each of n_layer = {n_layer}")
+        # one for all blocks is checked once: n_layer may be a number of a file, and too large for a list
+        is_one = isinstance(networks, str) and isinstance(places, str)
+        pairs = [(networks, places)] if is_one else list(zip(self.feed_forwards, self.norm_places))
+        for name, place in pairs:
             choose("feed_forward", FEED_FORWARDS, name)
-        applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
-        require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
-        places = self.norm_places
-        require(len(places) == n_layer, "norm_place", self.norm_place, f"one place for each of n_layer = {n_layer}")
-        for place, name in zip(places, names):
             choose("norm_place", _BLOCKS, place)
             is_dense = self.d_channel_mixing > 0 and name != "mixture-of-experts"
             require(is_dense or place == "before", "norm_place", place, "'before' without a dense feed-forward network")
+        names = [name for name, _ in pairs]
+        applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
+        require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
         applies = "mixture-of-experts" in names or not self.feed_forward_options
         require(applies, "feed_forward_options", self.feed_forward_options, "none without a mixture-of-experts")
 
