@@ -15,6 +15,7 @@ from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
 from recurra.mixers.mamba import Mamba, MambaState
 from recurra.mixers.mamba2 import Mamba2, Mamba2State
+from recurra.mixers.mamba2_attention import Mamba2Attention, Mamba2AttentionState
 from recurra.mixers.mamba3 import Mamba3, Mamba3State
 from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
@@ -73,6 +74,8 @@ __all__ = [
     "MLSTMState",
     "Mamba",
     "Mamba2",
+    "Mamba2Attention",
+    "Mamba2AttentionState",
     "Mamba2State",
     "Mamba3",
     "Mamba3State",

@@ -40,7 +40,7 @@ class Mamba2(Mixer):
 
     Equal to the authors' code (mamba_ssm/modules/mamba2.py of github.com/state-spaces/mamba) with its default options.
     Not here, and refused by the converter: limits of the step sizes (`dt_limit`, in transformers `time_step_limit`),
-    biases of the projections, a convolution without one, a norm before the gate or none, `d_ssm` and `D_has_hdim`.
+    biases of the projections, a convolution without one, an MLP beside the recurrence, and `D_has_hdim`.
 
     The start is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
     Decided: `n_heads` instead of a size of the heads; padding has a step size of 0, which is a transition of 1; the
@@ -49,11 +49,13 @@ class Mamba2(Mixer):
     Args:
         d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
-        expand: channels of u are `expand * d_model`.
+        expand: channels of u are `expand * d_model` unless `d_inner` is given.
         n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
         n_groups: groups of heads with a B and a C of their own.
         min_step, max_step: the range of step sizes at the start.
         norm_epsilon: what the norm adds to the mean square.
+        norm: where the norm is: "after" the gate or "before" it; none if None.
+        d_inner: channels of u; `expand * d_model` if None.
     """
 
     skips_padding = True
@@ -70,13 +72,17 @@ class Mamba2(Mixer):
         min_step: float = 0.001,
         max_step: float = 0.1,
         norm_epsilon: float = 1e-5,
+        norm: str | None = "after",
+        d_inner: int | None = None,
     ) -> None:
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
         require_at_least(2, d_conv=d_conv)
         require_positive(norm_epsilon=norm_epsilon)
-        d_inner = expand * d_model
+        require(norm in ("after", "before", None), "norm", norm, "'after', 'before' or None")
+        d_inner = expand * d_model if d_inner is None else d_inner
+        require_at_least(1, d_inner=d_inner)
         n_heads = most_heads(d_inner, _PUBLISHED_HEAD) if n_heads is None else n_heads
-        require_heads(n_heads, **{"expand * d_model": d_inner})
+        require_heads(n_heads, **{"channels of u": d_inner})
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
         d_selection = n_groups * d_state
         n_convolved = d_inner + 2 * d_selection
@@ -89,7 +95,8 @@ class Mamba2(Mixer):
         self.step_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, min_step, max_step))
         self.log_decay = nn.Parameter(torch.log(1 + 15 * torch.rand(n_heads)))
         self.skip = nn.Parameter(torch.ones(n_heads))
-        self.norm = RMSNorm(d_inner, norm_epsilon, n_groups=n_groups)
+        self.norm = None if norm is None else RMSNorm(d_inner, norm_epsilon, n_groups=n_groups)
+        self._norm_is_last = norm == "after"
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
@@ -110,7 +117,7 @@ class Mamba2(Mixer):
         transition = torch.exp(step * self._eigenvalues())[..., None]
         y, h = gate_loop(c, b, step[..., None] * heads, transition, state=state.h)
         skip = at_least_float32(self.skip)[:, None].expand(heads.shape[2:]).flatten()
-        y = gated(y.flatten(-2), z, self.norm, skip=(u, skip), after=True)
+        y = gated(y.flatten(-2), z, self.norm, skip=(u, skip), after=self._norm_is_last)
         return self.output_projection(y), Mamba2State(h, inputs)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -65,7 +65,10 @@ CASES = {
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),
 }
-REFUSED = {"gated-attention", "gateloop-attention", "reformer", "relative-attention", "rotary-attention"}
+REFUSED = {
+    *("gated-attention", "gateloop-attention", "mamba2-attention", "reformer", "relative-attention"),
+    "rotary-attention",
+}
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest number
 SMALLEST = 0.1  # a state may be smaller than the errors of a deep stack's inputs, which are of order 1, would allow

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.bamba import modeling_bamba
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
@@ -44,6 +45,9 @@ def test_jamba(peers, monkeypatch, name):
 
 SOURCES = {
     "bamba": modeling_bamba,
+    "falcon-h1": modeling_falcon_h1,
+    "falcon-h1-norm": modeling_falcon_h1,
+    "falcon-h1-norm-last": modeling_falcon_h1,
     "granite": modeling_granitemoehybrid,
     "granite-dense": modeling_granitemoehybrid,
     "granite-rope": modeling_granitemoehybrid,
@@ -114,7 +118,16 @@ def test_padding_in_front(peers, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-GRADIENTS = ["bamba", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "qwen3-next-experts", "qwen3.5"]
+GRADIENTS = [
+    "bamba",
+    "falcon-h1-norm",
+    "granite",
+    "granite-dense",
+    "jamba-experts",
+    "lfm2-biases",
+    "qwen3-next-experts",
+    "qwen3.5",
+]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

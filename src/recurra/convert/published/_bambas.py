@@ -1,6 +1,11 @@
-"""Mamba-2 and attention: transformers' BambaForCausalLM and GraniteMoeHybridForCausalLM."""
+"""Mamba-2 and attention: transformers' BambaForCausalLM, GraniteMoeHybridForCausalLM and FalconH1ForCausalLM."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from recurra.checks import require
 from recurra.convert.published._mambas import ATTENTION, JAMBA, NO_LIMIT, PARTS_OF_MAMBA2, heads_of_mamba2
@@ -16,6 +21,7 @@ from recurra.convert.published._rules import (
     plain_rules,
 )
 from recurra.convert.published._settings import Settings, written
+from recurra.layers.state_space import most_heads
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
@@ -204,4 +210,125 @@ GRANITE = BAMBA._replace(
     fused=_granite_fused,
     fits=lambda config: config.d_channel_mixing > 0,
     other_names={"layers_block_type": "layer_types"},
+)
+
+
+# --- Falcon-H1 (tiiuae/Falcon-H1-0.5B-Base to -34B) ---
+
+_PARALLEL = "mamba2-attention"
+_SIZES_OF_FALCON_H1 = {
+    "d_state": ("mamba_d_state", 256),
+    "d_conv": ("mamba_d_conv", 4),
+    "n_groups": ("mamba_n_groups", 1),
+    "n_mamba_heads": ("mamba_n_heads", 128),
+}
+_FOLDED = (
+    *("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"),
+    *("ssm_in_multiplier", "ssm_out_multiplier"),
+)
+
+
+def _falcon_h1_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
+    settings.only(mlp_bias=False, projectors_bias=False, mamba_use_mlp=True, time_step_limit=NO_LIMIT)
+    settings.only(layers_block_type=["hybrid"] * n_layer)
+    settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep mlp_expansion_factor")
+    for name in _FOLDED:
+        settings.positive(name)
+    settings.factors("mlp_multipliers", 2)
+    settings.factors("ssm_multipliers", 5)
+    sizes, epsilon = settings.sizes(_SIZES_OF_FALCON_H1), settings.number("rms_norm_eps", 1e-5)
+    base, share = settings.rotation(1.0)
+    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    inner = settings.size("mamba_expand", 2) * d_model
+    inner = settings.optional_size("mamba_d_ssm", 1024) or inner
+    heads = sizes["n_mamba_heads"]
+    got = heads * (settings.optional_size("mamba_d_head", absent="auto") or inner // heads)
+    require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_d_ssm = {inner}")
+    has_norm, is_first = settings.flag("mamba_rms_norm", False), settings.flag("mamba_norm_before_gate", True)
+    n_heads = settings.size("num_attention_heads", 32)
+    options = {
+        **sizes,
+        "d_inner": inner,
+        "norm": ("before" if is_first else "after") if has_norm else None,
+        "norm_epsilon": epsilon,
+        "n_heads": n_heads,
+        "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
+        "d_head": settings.optional_size("head_dim") or d_model // n_heads,
+        "dropout": settings.number("attention_dropout", 0.0),
+        "rotation_base": base,
+        "window": None,
+    }
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 14336),
+        "mixer_options": options,
+        "feed_forward": "swiglu",
+        "norm_epsilon": epsilon,
+        "embedding_scale": settings.positive("embedding_multiplier"),
+        "logit_scale": settings.positive("lm_head_multiplier"),
+    }
+
+
+def _falcon_h1_folded(entries: Mapping[str, Any], config: LanguageModelConfig) -> dict[str, Tensor]:
+    """The multipliers inside of blocks, which are products with rows of matrices."""
+    attention_in, attention_out, key, ssm_in, ssm_out = (entries.get(name, 1.0) for name in _FOLDED)
+    gate, down = entries.get("mlp_multipliers") or (1.0, 1.0)
+    options = options_of(config)[_PARALLEL]
+    d_selection = options["n_groups"] * options["d_state"]
+    rows = torch.tensor([options["d_inner"], options["d_inner"], d_selection, d_selection, options["n_mamba_heads"]])
+    parts = torch.tensor(entries.get("ssm_multipliers") or [1.0] * 5, dtype=torch.float32).double()  # as there
+    factors = {
+        "feed_forward.gate_proj": gate,
+        "feed_forward.down_proj": down,
+        "self_attn.q_proj": attention_in,
+        "self_attn.k_proj": attention_in * key,
+        "self_attn.v_proj": attention_in,
+        "self_attn.o_proj": attention_out,
+        "mamba.out_proj": ssm_out,
+    }
+    whole = {name: torch.tensor([factor], dtype=torch.float64) for name, factor in factors.items()}
+    whole["mamba.in_proj"] = ssm_in * parts.repeat_interleave(rows)
+    return {rf"model\.layers\.\d+\.{re.escape(name)}\.weight": factor for name, factor in whole.items()}
+
+
+def _falcon_h1_rules(block: Block) -> list[Rule]:
+    theirs = f"model.layers.{block.number}"
+    mamba, attention = (block._replace(part=part) for part in ("mamba.", "attention."))
+    return [
+        *attention_rules(attention, f"{theirs}.self_attn."),
+        *plain_rules(PARTS_OF_MAMBA2, mamba.own, f"{theirs}.mamba."),
+    ]
+
+
+def _falcon_h1_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    own = options[_PARALLEL]
+    inner = own["d_inner"] or 2 * config.d_model
+    n_mamba_heads = own["n_mamba_heads"] or most_heads(inner, 64)
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, _PARALLEL, own, config.d_model))
+    return {
+        **written(own | {"n_mamba_heads": n_mamba_heads}, _SIZES_OF_FALCON_H1),
+        "mamba_d_ssm": inner,
+        "mamba_d_head": inner // n_mamba_heads,
+        "mamba_rms_norm": own["norm"] is not None,
+        "mamba_norm_before_gate": own["norm"] != "after",
+        "intermediate_size": config.d_channel_mixing,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": own["dropout"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": own["rotation_base"]},
+        "rms_norm_eps": config.norm_epsilon,
+        "embedding_multiplier": config.embedding_scale,
+        "lm_head_multiplier": config.logit_scale,
+    }
+
+
+FALCON_H1 = JAMBA._replace(
+    model_type="falcon_h1",
+    mixer=_PARALLEL,
+    names={**JAMBA.names, "head.linear": "lm_head"},
+    config=_falcon_h1_config,
+    settings=_falcon_h1_settings,
+    rules=_falcon_h1_rules,
+    folded=_falcon_h1_folded,
 )

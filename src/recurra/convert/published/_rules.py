@@ -48,11 +48,12 @@ class Block(NamedTuple):
     n_experts: int = 0
     d_expert: int = 0
     d_shared: int = 0
+    part: str = ""
 
     @property
     def own(self) -> str:
-        """What the names of the mixer's parameters begin with."""
-        return f"blocks.{self.number}.mixer."
+        """What the names of the mixer's parameters begin with, or of those of its `part`."""
+        return f"blocks.{self.number}.mixer.{self.part}"
 
     @property
     def own_network(self) -> str:
@@ -87,6 +88,8 @@ class Architecture(NamedTuple):
     """Whether it is the embedding unless config.json says otherwise."""
     other_names: Mapping[str, str] = {}
     """Entries that stand under other names, too: these to the usual ones."""
+    folded: Callable[[Mapping[str, Any], LanguageModelConfig], dict[str, Tensor]] = lambda entries, config: {}
+    """What config.json, which has been read, multiplies rows of tensors by, by patterns of their names."""
     other_tensors: Mapping[str, str | None] = {}
     """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
 
@@ -235,6 +238,19 @@ def usual_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[
         moved = {name: weights.pop(name) for name in found}
         if usual is not None:
             weights |= {usual + name.removeprefix(beginning): tensor for name, tensor in moved.items()}
+    return weights
+
+
+def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Multiply the rows of tensors by factors, all by one or each by its own, and round the products once, to `dtype`.
+
+    Tensors of other sizes are left alone, to be refused.
+    """
+    weights = dict(weights)
+    for pattern, factor in factors.items():
+        for name in [name for name in weights if re.fullmatch(pattern, name)]:
+            if len(factor) in (1, len(weights[name])):
+                weights[name] = (weights[name].double() * factor[:, None]).to(dtype)
     return weights
 
 

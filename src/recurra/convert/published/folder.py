@@ -16,7 +16,7 @@ from recurra._files.weights import shape_difference
 from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published._bambas import BAMBA, GRANITE
+from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._qwens import QWEN3_5, QWEN3_NEXT, of_qwen3_5
@@ -29,6 +29,7 @@ from recurra.convert.published._rules import (
     fused_of,
     join_fused,
     matched,
+    multiplied,
     options_of,
     read_config,
     rules_of,
@@ -46,7 +47,7 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT),
+        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT),
         *(RECURRENT_GEMMA, RWKV, XLSTM),
     )
 }
@@ -97,6 +98,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
     weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
+    weights = multiplied(weights, architecture.folded(entries, outline.config), dtype)
     model = filled(outline, architecture, weights, str(folder), dtype)
     tokenizer = folder / "tokenizer.json"
     return PortableModel(model, BytePairEncoding.load(tokenizer) if tokenizer.is_file() else None)
