@@ -193,7 +193,7 @@ class StepProgram:
         self._forms = [form_of(tensor) for tensor in step.inputs]
         self._is_empty = [tensor.numel() == 0 for tensor in step.inputs]
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
-        sizes = [step_row.sizes for step_row in step.instructions if step_row.opcode == LINEAR]
+        sizes = [step_row.sizes[:3] for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
         most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
         self._room_size = room_bytes(most, widest)

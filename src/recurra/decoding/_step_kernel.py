@@ -10,6 +10,7 @@ from numba import prange
 
 from recurra.decoding._instructions import (
     BASES,
+    CHOOSE,
     KIND,
     LIGHT,
     LINEAR,
@@ -32,7 +33,7 @@ from recurra.decoding._instructions import (
     F,
     G,
 )
-from recurra.decoding._tiles import apply, gather, number, quotient, root, scatter, set_word, word
+from recurra.decoding._tiles import apply, gather, number, quotient, real, root, scatter, set_word, word
 from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
 from recurra.ops._toolkit.vector_math import exp
 from recurra.ops._toolkit.vectors import (
@@ -210,6 +211,29 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
 
 
 @compile_function
+def _choose(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the rows of a CHOOSE. The first of equal numbers comes first, and NaN anywhere."""
+    x, values, numbers = _place(row, bases, A), _place(row, bases, OUT), _place(row, bases, G)
+    rows, n, k = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
+    for r in range(rows * job // jobs, rows * (job + 1) // jobs):
+        last = real(x, r * n)
+        last_at = -1
+        for i in range(k):
+            most = last
+            best = -1
+            for j in range(n):
+                value = real(x, r * n + j)
+                is_left = last_at < 0 or value < last or (value == last and j > last_at)
+                if is_left and (best < 0 or value > most):
+                    best = j
+                    most = value
+            last_at = best if best >= 0 else i
+            last = real(x, r * n + last_at)
+            store(values, r * k + i, _ONE, load(x, r * n + last_at, _ONE))
+            set_word(numbers + 8 * (r * k + i), last_at)
+
+
+@compile_function
 def _look_up(row, bases):  # type: ignore[no-untyped-def]
     """Copy rows; tell whether all exist."""
     at, table, out = _place(row, bases, A), _place(row, bases, B), _place(row, bases, OUT)
@@ -240,11 +264,16 @@ def _run_share(share, row, bases, turn, room, room_size, job, jobs):  # type: ig
         weight, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
         x, y = _place(row, bases, A), _place(row, bases, OUT)
         vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
+        if word(row, SIZES + 3) > 1:
+            chosen = word(_place(row, bases, E), 0)
+            weight, scale = weight + chosen * word(row, SIZES + 3), scale + 4 * chosen * n_out
         call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
     elif opcode == MAP:
         _map(row, bases, turn, job, jobs)
     elif opcode == SELECT:
         _select(row, bases, job, jobs)
+    elif opcode == CHOOSE:
+        _choose(row, bases, job, jobs)
     else:
         _normalise(row, bases, job, jobs)
     return 0

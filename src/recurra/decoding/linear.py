@@ -241,7 +241,7 @@ _PACK: dict[str, Callable[[Tensor], Tensor]] = {
 #
 #     recurra::decoding_experts    y (tokens, top_k, d_model): each token's x through each of its experts
 #
-# A recorded step has it as one operation, so that every step chooses anew. There is no instruction for it.
+# A recorded step has it as one operation, so that every step chooses anew.
 
 
 def _run_experts(

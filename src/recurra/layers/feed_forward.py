@@ -106,8 +106,8 @@ class Router(LinearWeights):
 
     def choose(self, logits: Float[Tensor, "tokens n_experts"]) -> tuple[Tensor, Tensor]:
         """Return the weights of the chosen experts and their numbers, (tokens, top_k), the largest first."""
-        largest, chosen = logits.topk(self.top_k)
-        return largest.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen), chosen
+        largest, chosen = (logits if self.normalise else logits.softmax(-1)).topk(self.top_k)
+        return largest.softmax(-1) if self.normalise else largest, chosen
 
 
 class SigmoidRouter(Router):
