@@ -35,6 +35,7 @@ PUBLISHED_CLASSES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",

@@ -75,6 +75,14 @@ def test_other_places_of_the_norm_and_other_widths(norm):
     torch.testing.assert_close(seen[0], y * functional.silu(z), rtol=1e-10, atol=1e-11)
 
 
+def test_a_lower_limit_of_steps_is_kept_but_at_padding():
+    layer, x = build(least_step=0.9), torch.randn(2, 5, D_MODEL, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True, True]] * 2)
+    steps = layer._step_sizes(layer._projected(x)[2], mask)
+    assert steps[mask].min() == 0.9
+    assert not steps[:, 2].any()
+
+
 def test_beside_attention_it_adds_up():
     layer = Mamba2Attention(D_MODEL, d_state=D_STATE, n_mamba_heads=2, n_heads=3, window=4).double()
     x = torch.randn(2, 9, D_MODEL, dtype=torch.float64)

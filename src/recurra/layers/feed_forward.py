@@ -38,6 +38,22 @@ class FeedForward(nn.Sequential):
         return super().forward(x)
 
 
+class _SquaredReLU(nn.Module):
+    """max(x, 0)^2 (So et al., arXiv 2109.08668, section 3.1)."""
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Apply the function to every number."""
+        return functional.relu(x).square()
+
+
+class _SquaredReLUFeedForward(FeedForward):
+    """The same with a squared ReLU in place of GELU."""
+
+    def __init__(self, d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> None:
+        super().__init__(d_model, d_hidden, dropout, biases=biases)
+        self[1] = _SquaredReLU()
+
+
 class _GatedFeedForward(nn.Module):
     """y = W_down (f(W_gate x) * W_up x), dropout before W_down (Shazeer, arXiv 2002.05202, section 2)."""
 
@@ -298,6 +314,7 @@ class MixtureOfExperts(nn.Module):
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
     "gelu": FeedForward,
+    "relu-squared": _SquaredReLUFeedForward,
     "swiglu": partial(_GatedFeedForward, nn.SiLU),
     "geglu": partial(_GatedFeedForward, nn.GELU),
     "geglu-tanh": partial(_GatedFeedForward, partial(nn.GELU, "tanh")),  # as Gemma has it

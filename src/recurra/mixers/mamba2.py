@@ -39,8 +39,9 @@ class Mamba2(Mixer):
     group's channels of u, after the gate.
 
     Equal to the authors' code (mamba_ssm/modules/mamba2.py of github.com/state-spaces/mamba) with its default options.
-    Not here, and refused by the converter: limits of the step sizes (`dt_limit`, in transformers `time_step_limit`),
-    biases of the projections, a convolution without one, an MLP beside the recurrence, and `D_has_hdim`.
+    Not here, and refused by the converter: upper limits of the step sizes (`dt_limit`, in transformers
+    `time_step_limit`), biases of the projections, a convolution without one, an MLP beside the recurrence, and
+    `D_has_hdim`.
 
     The start is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
     Decided: `n_heads` instead of a size of the heads; padding has a step size of 0, which is a transition of 1; the
@@ -56,6 +57,7 @@ class Mamba2(Mixer):
         norm_epsilon: what the norm adds to the mean square.
         norm: where the norm is: "after" the gate or "before" it; none if None.
         d_inner: channels of u; `expand * d_model` if None.
+        least_step: lower limit of the step sizes, as in Nemotron-H (arXiv 2504.03624).
     """
 
     skips_padding = True
@@ -74,6 +76,7 @@ class Mamba2(Mixer):
         norm_epsilon: float = 1e-5,
         norm: str | None = "after",
         d_inner: int | None = None,
+        least_step: float = 0.0,
     ) -> None:
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
         require_at_least(2, d_conv=d_conv)
@@ -81,6 +84,7 @@ class Mamba2(Mixer):
         require(norm in ("after", "before", None), "norm", norm, "'after', 'before' or None")
         d_inner = expand * d_model if d_inner is None else d_inner
         require_at_least(1, d_inner=d_inner)
+        require_at_least(0, least_step=least_step)
         n_heads = most_heads(d_inner, _PUBLISHED_HEAD) if n_heads is None else n_heads
         require_heads(n_heads, **{"channels of u": d_inner})
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
@@ -88,7 +92,7 @@ class Mamba2(Mixer):
         n_convolved = d_inner + 2 * d_selection
         h, inputs = StateSpec((n_heads, d_state, d_inner // n_heads)), StateSpec((d_conv - 1, n_convolved))
         super().__init__(d_model, Mamba2State, h=h, inputs=inputs)
-        self.n_heads, self.n_groups = n_heads, n_groups
+        self.n_heads, self.n_groups, self.least_step = n_heads, n_groups, least_step
         self._projections, self._parts = [d_inner, n_convolved, n_heads], [d_inner, d_selection, d_selection]
         self.input_projection = nn.Linear(d_model, sum(self._projections), bias=False)
         self.convolution = ShortConvolution(n_convolved, d_conv)
@@ -125,7 +129,8 @@ class Mamba2(Mixer):
         return self.input_projection(x).split(self._projections, -1)
 
     def _step_sizes(self, step: Tensor, mask: Tensor | None) -> Float[Tensor, "B L H"]:
-        return mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
+        step = functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias))
+        return mask_fill(step.clamp_min(self.least_step) if self.least_step else step, mask, 0)
 
     def _eigenvalues(self) -> Float[Tensor, " H"]:
         return -torch.exp(at_least_float32(self.log_decay))

@@ -127,8 +127,8 @@ class LanguageModelConfig(ModelConfig):
     """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
     phase_activation, phase_scale, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
     feed_forward: str | list[str] = "gelu"
-    """The feed-forward networks: "gelu", or with gates "swiglu", "geglu" or "geglu-tanh", which approximates GELU, or
-    "mixture-of-experts"; one for all blocks or one per block."""
+    """The feed-forward networks: "gelu" or "relu-squared", or with gates "swiglu", "geglu" or "geglu-tanh", which
+    approximates GELU, or "mixture-of-experts"; one for all blocks or one per block, where "none" is no network."""
     feed_forward_options: dict[str, Any] = field(default_factory=dict)
     """Options of "mixture-of-experts": n_experts, top_k, d_expert (d_channel_mixing unless given), d_shared,
     shared_gate, router, normalise, scale."""
@@ -184,7 +184,7 @@ class LanguageModelConfig(ModelConfig):
         names, n_layer = self.feed_forwards, self.n_layer
         require(len(names) == n_layer, "feed_forward", self.feed_forward, f"one name for each of n_layer = {n_layer}")
         for name in names:
-            choose("feed_forward", FEED_FORWARDS, name)
+            choose("feed_forward", {**FEED_FORWARDS, "none": None}, name)
         applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
         require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
         applies = "mixture-of-experts" in names or not self.feed_forward_options
@@ -301,7 +301,7 @@ def _norm(config: LanguageModelConfig) -> nn.Module:
 
 def _block(mixer: nn.Module, feed_forward: str, config: LanguageModelConfig) -> MixerBlock:
     added = (config.dropout, config.residual_scale)
-    if config.d_channel_mixing == 0:
+    if config.d_channel_mixing == 0 or feed_forward == "none":
         return MixerBlock(mixer, _norm(config), *added)
     kind = FEED_FORWARDS[feed_forward]
     is_mixture = kind is MixtureOfExperts

@@ -52,6 +52,22 @@ BAMBA = {
     "mamba_d_conv": 3,
     "pad_token_id": None,
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 10,
+    "ssm_state_size": 6,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 5,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    "layer_norm_epsilon": 1e-3,
+    "pad_token_id": None,
+}
 GRANITE = {
     **BAMBA,
     "intermediate_size": 9,
@@ -139,6 +155,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-rope": ("GraniteMoeHybrid", {**GRANITE, **OF_GRANITE, "num_local_experts": 4, **TIED}),
     "granite-dense": ("GraniteMoeHybrid", {**GRANITE, **OF_GRANITE, "num_local_experts": 0}),
     "granite-without-attention": ("GraniteMoeHybrid", {**GRANITE, "layer_types": None, "logits_scaling": 1}),
+    "nemotron": ("NemotronH", {**NEMOTRON, "time_step_min": 1e-9}),
+    "nemotron-limit": ("NemotronH", {**NEMOTRON, "time_step_min": 0.6}),  # which its cached steps do not apply
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),

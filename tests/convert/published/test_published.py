@@ -176,6 +176,33 @@ def test_shards_with_an_index(copy):
             "partial_rotary_factor is 1.0; expected 0.5",
         ),
         ("bamba", {"attn_layer_indices": [2]}, r"missing: model\.layers\.1\.mamba"),
+        (
+            "nemotron",
+            {"layers_block_type": ["mlp", "mamba"]},
+            "layers_block_type is .*; expected mixers and feed-forward",
+        ),
+        ("nemotron", {"layers_block_type": ["mamba", "moe"]}, "networks without experts, each network after a mixer"),
+        (
+            "nemotron",
+            {"layers_block_type": ["mamba", "mlp", "mlp"]},
+            "networks without experts, each network after a mix",
+        ),
+        (
+            "nemotron",
+            {"layers_block_type": None},
+            r"layers_block_type is \[\]; expected mixers and feed-forward networks",
+        ),
+        (
+            "nemotron",
+            {"hybrid_override_pattern": "MX"},
+            r"hybrid_override_pattern in .* is 'MX'; expected a text of the",
+        ),
+        (
+            "nemotron",
+            {"mlp_hidden_act": "silu"},
+            "mlp_hidden_act in .* is 'silu', which is not supported; expected 'relu2'",
+        ),
+        ("nemotron", {"layers_block_type": None, "hybrid_override_pattern": "M-*M"}, r"unknown: backbone\.layers\.4\."),
         ("lfm2", {"block_use_swiglu": False}, "block_use_swiglu in .* is False, which is not supported; expected True"),
         ("lfm2", {"use_pos_enc": False}, "use_pos_enc in .* is False, which is not supported; expected True"),
         ("lfm2", {"tie_embedding": False}, "tie_embedding in .* is False; expected that of tie_word_embeddings, True"),

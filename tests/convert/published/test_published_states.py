@@ -11,6 +11,7 @@ from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -54,6 +55,7 @@ SOURCES = {
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "lfm2-experts": modeling_lfm2_moe,
+    "nemotron": modeling_nemotron_h,
     "qwen3-next": modeling_qwen3_next,
     "qwen3-next-experts": modeling_qwen3_next,
     "qwen3-next-some-experts": modeling_qwen3_next,

@@ -1,4 +1,6 @@
-"""Mamba-2 and attention: transformers' BambaForCausalLM, GraniteMoeHybridForCausalLM and FalconH1ForCausalLM."""
+"""Mamba-2 and attention: transformers' BambaForCausalLM, GraniteMoeHybridForCausalLM and FalconH1ForCausalLM, and
+NemotronHForCausalLM without experts.
+"""
 
 import re
 from collections.abc import Mapping
@@ -11,12 +13,14 @@ from recurra.checks import require
 from recurra.convert.published._mambas import ATTENTION, JAMBA, NO_LIMIT, PARTS_OF_MAMBA2, heads_of_mamba2
 from recurra.convert.published._rules import (
     EXPERTS,
+    Architecture,
     Block,
     Fused,
     Rule,
     attention_rules,
     experts_of,
     heads_of,
+    one_or_list,
     options_of,
     plain_rules,
 )
@@ -331,4 +335,134 @@ FALCON_H1 = JAMBA._replace(
     settings=_falcon_h1_settings,
     rules=_falcon_h1_rules,
     folded=_falcon_h1_folded,
+)
+
+
+# --- Nemotron-H without experts (nvidia/Nemotron-H-8B-Base-8K, NVIDIA-Nemotron-Nano-9B-v2) ---
+
+_OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_KINDS_OF_NEMOTRON = {
+    "linear_attention": "mamba2",
+    "full_attention": ATTENTION,
+    "mamba": "mamba2",
+    "attention": ATTENTION,
+}
+_SIZES_OF_NEMOTRON = {
+    "d_state": ("ssm_state_size", 128),
+    "d_conv": ("conv_kernel", 4),
+    "n_groups": ("n_groups", 8),
+    "n_heads": ("mamba_num_heads", 128),
+}
+_OF_NEMOTRONS_EXPERTS = """
+moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
+mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob
+num_experts_per_tok num_nextn_predict_layers output_router_logits routed_scaling_factor topk_group
+"""
+_HOW_NEMOTRON_RUNS = """
+attention_head_dim chunk_size expand hidden_dropout mamba_ssm_cache_dtype max_position_embeddings num_logits_to_keep
+rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_rank use_mamba_kernels
+"""
+
+
+def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    mixers, networks = _nemotron_blocks(settings)
+    settings.only(mamba_hidden_act=("silu", "swish"), mlp_hidden_act="relu2", sliding_window=None, use_conv_bias=True)
+    settings.only(attention_bias=False, mamba_proj_bias=False, mlp_bias=False, use_bias=False)
+    settings.only(time_step_limit=NO_LIMIT)  # the class limits steps by time_step_min
+    settings.ignore(_OF_NEMOTRONS_EXPERTS + _HOW_NEMOTRON_RUNS)
+    sizes, epsilon = settings.sizes(_SIZES_OF_NEMOTRON), settings.number("layer_norm_epsilon", 1e-5)
+    n_heads = settings.size("num_attention_heads", 32)
+    options = {
+        "mamba2": {
+            **sizes,
+            "d_inner": sizes["n_heads"] * settings.size("mamba_head_dim", 64),
+            "norm_epsilon": epsilon,
+            "least_step": settings.positive("time_step_min", 0.001),
+        },
+        ATTENTION: {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
+            "d_head": settings.size("head_dim", 128),
+            "dropout": settings.number("attention_dropout", 0.0),
+            "rotated_share": 0.0,
+            "window": None,
+        },
+    }
+    return {
+        "n_layer": len(mixers),
+        "d_channel_mixing": settings.size("intermediate_size", 21504),
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": one_or_list(networks),
+        "norm_epsilon": epsilon,
+    }
+
+
+def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
+    """Make blocks of layers, each a mixer or a feed-forward network, which belongs to the mixer before it."""
+    pattern = settings.text("hybrid_override_pattern", "".join(_OF_NEMOTRON))
+    layers = settings.words("layers_block_type", [*_KINDS_OF_NEMOTRON, "mlp", "moe"])
+    layers = layers or [_OF_NEMOTRON[letter] for letter in pattern]
+    expected = "mixers and feed-forward networks without experts, each network after a mixer"
+    mixers: list[str] = []
+    networks: list[str] = []
+    for layer in layers:
+        if layer in _KINDS_OF_NEMOTRON:
+            mixers.append(_KINDS_OF_NEMOTRON[layer])
+            networks.append("none")
+        else:
+            follows = layer == "mlp" and networks[-1:] == ["none"]
+            require(follows, "layers_block_type", layers, expected)
+            networks[-1] = "relu-squared"
+    require(bool(mixers), "layers_block_type", layers, expected)
+    return mixers, networks
+
+
+def _nemotron_rules(block: Block) -> list[Rule]:
+    theirs, after = (f"backbone.layers.{block.place + number}." for number in (0, 1))
+    is_attention, own = block.mixer == ATTENTION, f"blocks.{block.number}."
+    parts = {"norm_feed_forward": "norm", "feed_forward.0": "mixer.up_proj", "feed_forward.3": "mixer.down_proj"}
+    return [
+        *plain_rules({"norm_mixing": "norm"}, own, theirs),
+        *(attention_rules(block, f"{theirs}mixer.") if is_attention else []),
+        *([] if is_attention else plain_rules(PARTS_OF_MAMBA2, block.own, f"{theirs}mixer.")),
+        *(plain_rules(parts, own, after) if block.has_network else []),
+    ]
+
+
+def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
+    inner = mamba["d_inner"] or mamba["expand"] * config.d_model
+    heads = mamba["n_heads"] or most_heads(inner, 64)
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
+    layers = []
+    for (name, _), network in zip(config.mixers, config.feed_forwards):
+        layers.append("full_attention" if name == ATTENTION else "linear_attention")
+        layers += [] if network == "none" else ["mlp"]
+    return {
+        **written(mamba | {"n_heads": heads}, _SIZES_OF_NEMOTRON),
+        "num_hidden_layers": len(layers),
+        "layers_block_type": layers,
+        "mamba_head_dim": inner // heads,
+        "time_step_min": mamba["least_step"],
+        "intermediate_size": config.d_channel_mixing,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": attention["dropout"],
+        "layer_norm_epsilon": config.norm_epsilon,
+    }
+
+
+NEMOTRON_H = Architecture(
+    model_type="nemotron_h",
+    mixer="mamba2",
+    names={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
+    config=_nemotron_config,
+    settings=_nemotron_settings,
+    rules=_nemotron_rules,
+    fits=lambda config: "relu-squared" in config.feed_forwards and not config.tie_embeddings,  # which the class ignores
+    counts_layers=False,
+    other_names={"layer_types": "layers_block_type"},
+    other_tensors={"model.": "backbone."},
 )

@@ -115,6 +115,13 @@ class Settings:
             raise self._refusal(key, repr(value), f"one of {', '.join(map(str, known))}")
         return value
 
+    def text(self, key: str, letters: str) -> str:
+        """Take a text of these letters; an empty one if it is missing."""
+        value = self._left.pop(key, "")
+        if not isinstance(value, str) or not set(value) <= set(letters):
+            raise self._refusal(key, repr(value), f"a text of the letters {letters}")
+        return value
+
     def flag(self, key: str, default: bool) -> bool:
         """Take true or false."""
         value = self._left.pop(key, default)

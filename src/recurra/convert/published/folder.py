@@ -16,7 +16,7 @@ from recurra._files.weights import shape_difference
 from recurra._files.writing import replace_files
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE
+from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE, NEMOTRON_H
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
 from recurra.convert.published._qwens import QWEN3_5, QWEN3_NEXT, of_qwen3_5
@@ -47,7 +47,20 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE, QWEN3_5, QWEN3_NEXT),
+        *(
+            JAMBA,
+            MAMBA,
+            FALCON_MAMBA,
+            MAMBA2,
+            NEMOTRON_H,
+            BAMBA,
+            FALCON_H1,
+            GRANITE,
+            LFM2,
+            LFM2_MOE,
+            QWEN3_5,
+            QWEN3_NEXT,
+        ),
         *(RECURRENT_GEMMA, RWKV, XLSTM),
     )
 }
