@@ -128,7 +128,7 @@ class Router(LinearWeights):
 
 class SigmoidRouter(Router):
     """Weighs an expert by the sigmoid of its logit, and chooses by that plus a bias (DeepSeek-V3, arXiv 2412.19437,
-    (16)); with `normalise` weights are divided by their sum + 1e-6, as LFM2 does.
+    section 2.1.2); with `normalise` weights are divided by their sum + 1e-6, as LFM2 does.
 
     No gradient reaches the bias, which balances the experts of published models; here it stays as it is.
     """
@@ -159,7 +159,7 @@ class Routing(NamedTuple):
 
 
 def load_balancing_loss(routing: Sequence[Routing]) -> Float[Tensor, ""]:
-    """Return n_experts sum_e f_e P_e, the mean over mixtures of experts (Fedus et al., arXiv 2101.03961, (4)-(6)).
+    """Return n_experts sum_e f_e P_e, the mean over mixtures of experts (Fedus et al., arXiv 2101.03961, section 2.2).
 
     f_e is how often a token chooses expert e, and P_e the mean of its softmax probability; only P has a gradient. The
     loss is top_k if all experts are used alike, as in transformers, which counts all layers as one mixture.
