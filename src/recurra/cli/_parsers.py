@@ -203,8 +203,8 @@ _GENERATE = """\
 Continue a text. The output follows the prompt exactly as it stands; a word-level model begins with the blank between
 two words. If the run has no tokenizer of its own, --data.path FOLDER says where its corpus is."""
 _PROMPT = """\
-text to continue; - reads the standard input in constant memory, and continues where it ends (default: the loaded state,
-or the beginning of a text)"""
+text to continue, printed before the continuation on a terminal; - reads the standard input in constant memory, and
+continues where it ends (default: the loaded state, or the beginning of a text)"""
 _CONTINUATIONS = """\
 continue the text N times side by side, with the seeds from --seed on, and print each result under its number; the ranks
 that torchrun started share them (default: 1)"""

@@ -143,9 +143,12 @@ def _lines(readline: Callable[[int], str], length: int = _LINE_LENGTH) -> Iterat
 
 def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:
     before, last = stream.position, ""
+    # A file or another program gets the continuation alone.
+    read = arguments.prompt if sys.stdout.isatty() and arguments.prompt not in (None, "-") else ""
     pieces = stream.generate_text(arguments.max_tokens, stop=arguments.stop, sampling=sampling, seed=arguments.seed)
     for last in pieces:
-        print(last, end="", flush=True)
+        print(read + last, end="", flush=True)
+        read = ""
     if not last.endswith("\n"):
         print(flush=True)
     return stream.position - before
