@@ -96,17 +96,24 @@ def trained(monkeypatch) -> list[tuple[dict, dict]]:
     return found
 
 
-def test_a_width_gives_another_mixer_as_many_parameters(recipe, trained, capsys):
+SIZES = {
+    "parameters": compare._n_parameters,
+    "flops": lambda model, sizes: compare._n_flops(model, sizes, length=8),
+}
+
+
+@pytest.mark.parametrize("equal", SIZES)
+def test_a_width_makes_another_mixer_as_large(recipe, trained, capsys, equal):
     Path(recipe).write_text(Path(recipe).read_text().replace("d_model: 8", "d_model: 20"))
     with pytest.raises(SystemExit):
-        main(["compare", recipe, "--mixers", "gateloop,min-gru", "--equal", "parameters", "--seeds", "1"])
+        main(["compare", recipe, "--mixers", "gateloop,min-gru", "--equal", equal, "--seeds", "1"])
     (own, _), (other, _) = trained
     assert "model.d_model" not in own
     experiment = load_recipe(recipe)
     sizes = experiment.sizes(experiment.build_data())
-    target, width = compare._n_parameters(experiment.model, sizes), int(other["model.d_model"])
+    target, width = SIZES[equal](experiment.model, sizes), int(other["model.d_model"])
     models = [replace(experiment.model, mixer="min-gru", d_model=n) for n in (width, width - 1, width + 1)]
-    near, *others = (abs(compare._n_parameters(model, sizes) - target) for model in models)
+    near, *others = (abs(SIZES[equal](model, sizes) - target) for model in models)
     assert near < min(others)
     assert near / target < 0.05
     assert "note" not in capsys.readouterr().err
@@ -117,7 +124,7 @@ def test_widths_that_come_not_close_are_said(recipe, trained, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main(["compare", recipe, "--mixers", "gru", "--equal", "parameters"])
     said = capsys.readouterr().err.splitlines()[0]
-    assert re.fullmatch(r"note: the closest width of mixer gru, 16, gives it \+\d+% parameters", said)
+    assert re.fullmatch(r"note: the closest width of mixer gru, 16, is \+\d+% away", said)
 
 
 def test_each_seed_trains_all_mixers(recipe, trained):

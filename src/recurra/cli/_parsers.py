@@ -125,8 +125,8 @@ def compare(words: Sequence[str]) -> Namespace:
     add("places", nargs="*", metavar="RECIPE", help=places)
     add("--mixers", type=_names, metavar="NAMES", help="mixers to train, as in gru,s5; `recurra info` lists them")
     add("--seeds", **NUMBER, help="runs of each mixer, with the seeds 0 to N - 1 (default: 3)")
-    equal = "adapt model.d_model so that all mixers come close to the parameters of the recipe's own"
-    add("--equal", choices=("parameters",), help=equal)
+    equal = "adapt model.d_model so that all mixers come close to the recipe's own in parameters, or in FLOPs"
+    add("--equal", choices=("parameters", "flops"), help=equal)
     add("--runs", **FOLDER, help="folder of the runs (default: runs/RECIPE-compare)")
     style = parser.add_mutually_exclusive_group()
     for name in ("json", "csv", "latex"):
@@ -141,7 +141,7 @@ def compare(words: Sequence[str]) -> Namespace:
     keys = {word.partition("=")[0] for word in arguments.overrides}
     chosen = {"--model.mixer": "--mixers", "--training.seed": "--seeds"}
     if arguments.equal:
-        chosen["--model.d_model"] = "--equal parameters"
+        chosen["--model.d_model"] = f"--equal {arguments.equal}"
     for key in sorted(keys & chosen.keys()):
         parser.error(f"{chosen[key]} sets {key[2:]}: omit {key}")
     return arguments

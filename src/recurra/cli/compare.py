@@ -10,7 +10,7 @@ from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from recurra.analysis.cost import measured_cost
+from recurra.analysis.cost import MeasuredCost, measured_cost
 from recurra.analysis.plots.curves import metric_curves
 from recurra.analysis.plots.figure import save
 from recurra.checks import require, sentence
@@ -29,7 +29,7 @@ from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
 from recurra.train._process import keep_large_blocks
-from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
+from recurra.train.experiment import RESUMABLE, Experiment, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
 from recurra.train.optimizer import parameter_groups
 from recurra.train.recipe import as_settings, as_words, load_recipe
@@ -107,10 +107,14 @@ def _train_all(arguments: Namespace, folder: Path, progress: Console) -> list[Sw
         got, hint = f"{recipe}, a {own.experiment}", "train it, and compare finished runs: recurra compare RUN RUN"
         raise ValueError(sentence("recipe", got, "one whose model takes a mixer, such as ptb/gateloop", hint))
     first = load_recipe(recipe, as_words(fixed, {"model.mixer": mixers[0]}))
-    sizes = first.sizes(first.build_data())
+    data = first.build_data()
+    sizes = first.sizes(data)
     settings = [{"model.mixer": mixer} for mixer in mixers]
     if arguments.equal:
-        settings = [values | _equal_width(recipe, fixed, values, sizes, progress) for values in settings]
+        size = partial(_n_parameters, sizes=sizes)
+        if arguments.equal == "flops":
+            size = partial(_n_flops, sizes=sizes, length=_sequence_length(first, data))
+        settings = [values | _equal_width(recipe, fixed, values, size, progress) for values in settings]
     for values in settings:
         _require_fit(recipe, fixed, values, sizes)
     n_seeds = arguments.seeds or 3
@@ -131,47 +135,50 @@ def _require_fit(recipe: str, fixed: Mapping[str, str], values: Mapping[str, str
 
 
 def _equal_width(
-    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], sizes: Any, progress: Console
+    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], size: Callable[[Any], int], progress: Console
 ) -> dict[str, str]:
-    """Set the width that gives a mixer's model about as many parameters as the recipe's own has; {} for the same."""
+    """Set the width that gives a mixer's model about the size of the recipe's own; {} for the same.
+
+    size: of a configuration, what is to be equal.
+    """
     own = load_recipe(recipe, as_words(fixed)).model
-    target = _n_parameters(own, sizes)
+    target = size(own)
 
     @cache
-    def parameters(width: int) -> int | None:
+    def size_at(width: int) -> int | None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of options that a mixer lacks, for every width
                 words = as_words(fixed, values, {"model.d_model": str(width)})
-                return _n_parameters(load_recipe(recipe, words).model, sizes)
+                return size(load_recipe(recipe, words).model)
         except (TypeError, ValueError):  # the heads do not divide it
             return None
 
     unit = next(unit for unit in (8, 4, 2, 1) if own.d_model >= 16 * unit or unit == 1)
     width = own.d_model
     if own.mixer != values["model.mixer"]:
-        width = _closest_width(parameters, target, unit, own.d_model)
-    if abs(ratio := (parameters(width) or target) / target - 1) > _EQUAL:
+        width = _closest_width(size_at, target, unit, own.d_model)
+    if abs(ratio := (size_at(width) or target) / target - 1) > _EQUAL:
         apart = f"note: the closest width of mixer {values['model.mixer']}, {width}"
-        progress.print(f"{apart}, gives it {ratio:+.0%} parameters", soft_wrap=True)
+        progress.print(f"{apart}, is {ratio:+.0%} away", soft_wrap=True)
     return {} if width == own.d_model else {"model.d_model": str(width)}
 
 
 _EQUAL = 0.05
-"""How far numbers of parameters that are to be equal may be apart before a note says so."""
+"""How far sizes that are to be equal may be apart before a note says so."""
 
 
-def _closest_width(parameters: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
-    """Find the multiple of `unit` whose number of parameters, which grows with the width, is closest to `target`.
+def _closest_width(size: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
+    """Find the multiple of `unit` whose size, which grows with the width, is closest to `target`.
 
-    parameters: of a width; None where no model can be made. start: a width from which on to look. Of two that are
+    size: of a width; None where no model can be made. start: a width from which on to look. Of two that are
     equally close, the narrower one is taken.
     """
 
     @cache
     def from_on(n: int) -> tuple[int, int]:
         for width in range(n * unit, (n + _MOST_REFUSED) * unit, unit):
-            if (number := parameters(width)) is not None:
+            if (number := size(width)) is not None:
                 return width, number
         raise ValueError(sentence("model.d_model", f"{n * unit} and above, refused", "a width that the mixer allows"))
 
@@ -180,7 +187,7 @@ def _closest_width(parameters: Callable[[int], int | None], target: int, unit: i
         high *= 2
     least = bisect_left(range(1, high), True, key=lambda n: from_on(n)[1] >= target) + 1
     near = [from_on(least)]
-    below = ((n * unit, parameters(n * unit)) for n in range(least - 1, 0, -1))
+    below = ((n * unit, size(n * unit)) for n in range(least - 1, 0, -1))
     near += [(width, number) for width, number in below if number is not None][:1]
     return min(near, key=lambda one: (abs(one[1] - target), one[0]))[0]
 
@@ -192,6 +199,18 @@ _MOST_REFUSED = 128
 def _n_parameters(config: Any, sizes: Any) -> int:
     with on_meta():
         return sum(parameter.numel() for parameter in config.build(sizes).parameters())
+
+
+def _n_flops(config: Any, sizes: Any, length: int) -> int:
+    """Count those of a forward pass."""
+    cost = _cost(config, sizes, length)
+    return cost.block_flops + cost.vocabulary_flops
+
+
+def _cost(config: Any, sizes: Any, length: int) -> MeasuredCost:
+    with on_meta():
+        model = config.build(sizes)
+    return measured_cost(model, length)
 
 
 def _finished_in(folder: Path, progress: Console) -> list[SweptRun]:
@@ -272,10 +291,8 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
 def _row(name: str, group: _Group) -> _MixerRow:
     run = group[0][0]
     sizes, monitor = run.sizes(), run.experiment.training.monitor
-    with on_meta():
-        model = run.experiment.model.build(sizes)
-    length = _sequence_length(run)
-    cost = measured_cost(model, length)
+    length = _sequence_length(run.experiment, run.data)
+    cost = _cost(run.experiment.model, sizes, length)
     over = [(other, one.scores[monitor]) for other, one in group if one.scores]
     speeds = [other.folder.read_summary()["tokens_per_second"] for other, _ in over]
     return _MixerRow(
@@ -292,11 +309,11 @@ def _row(name: str, group: _Group) -> _MixerRow:
     )
 
 
-def _sequence_length(run: Run) -> int:
+def _sequence_length(experiment: Experiment, data: Any) -> int:
     try:
-        return run.task.n_steps(run.experiment)
+        return experiment.task.n_steps(experiment)
     except ValueError:  # a generated task
-        return int(run.data.source("train").batch(0, 0).inputs.shape[1])
+        return int(data.source("train").batch(0, 0).inputs.shape[1])
 
 
 _WARM_UP, _MEASURED = 10, 100
