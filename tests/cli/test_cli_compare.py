@@ -156,7 +156,7 @@ def test_the_best_mixer_comes_first_and_those_that_diverged_last():
 
 def test_the_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    compare._print_table([ROW, *OTHERS], None, "some-recipe-compare")
+    compare._print([ROW, *OTHERS], None, "some-recipe-compare")
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     lines = [line.split() for line in printed.splitlines()]
@@ -167,12 +167,12 @@ def test_the_table_fits_80_columns(monkeypatch, capsys):
     assert ["gateloop-attention", *numbers, "2/3", "2.3750", "±", "0.1768"] in lines
     assert "runs: finished of all, without those that diverged" in printed
     monkeypatch.setenv("COLUMNS", "40")
-    compare._print_table([ROW, *OTHERS], None, "some-recipe-compare")
+    compare._print([ROW, *OTHERS], None, "some-recipe-compare")
     assert {"gru", "gateloop-att", "ention", "s5", "lost"} <= {*capsys.readouterr().out.split()}
 
 
 def test_the_table_for_latex_escapes_its_cells(capsys):
-    compare._print_table([replace(ROW, mixer="my_gru & 5%")], "latex", "")
+    compare._print([replace(ROW, mixer="my_gru & 5%")], "latex", "")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == r"\begin{tabular}{lrrrrrrr}"
     assert printed[4] == r"my\_gru \& 5\% & 1.23M & 1.00k & 84.2k & 950 & 12.35 & 3 & 1.5000 $\pm$ 0.2500 \\"
@@ -180,7 +180,7 @@ def test_the_table_for_latex_escapes_its_cells(capsys):
 
 
 def test_the_table_as_csv_has_all_numbers(capsys):
-    compare._print_table([ROW, OTHERS[-1]], "csv", "")
+    compare._print([ROW, OTHERS[-1]], "csv", "")
     first, last = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (first["parameters"], first["scores"], first["mean"]) == ("1234567", "1.5 1.25 1.75", "1.5")
     assert (last["scores"], last["mean"], last["deviation"]) == ("", "", "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recurra._choices import RECIPE_KEYS, recipe_names, recipe_words, run_names
-from recurra.registry import did_you_mean
+from recurra.registry import did_you_mean, near
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
@@ -30,9 +30,9 @@ class _CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         word = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")[0]
-        options = [option for option in self._option_string_actions if option != "--help"]
-        hint = did_you_mean(word, options) if word.startswith("--") else ""
-        super().error(f"{message}{hint and f': {hint}'}")
+        options = [option[2:] for option in self._option_string_actions if option != "--help"]
+        close = [f"--{option}" for option in near(word[2:], options)] if word.startswith("--") else []
+        super().error(f"{message}: did you mean {' or '.join(close)}?" if close else message)
 
 
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
@@ -44,6 +44,12 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
         add_help=add_help,
         formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, width=100),
     )
+
+
+def add_style(parser: ArgumentParser) -> None:
+    style = parser.add_mutually_exclusive_group()
+    for name in ("json", "csv", "latex"):
+        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print it as {name}")
 
 
 def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") -> None:

@@ -14,6 +14,7 @@ from recurra.cli._arguments import (
     REAL,
     add_checkpoint,
     add_device,
+    add_style,
     command_parser,
     complete_among,
     completing,
@@ -101,6 +102,7 @@ def sweep(words: Sequence[str]) -> Namespace:
     parser = command_parser("sweep", _SWEEP)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
     parser.add_argument("--out", **FOLDER, help="folder of the runs (default: runs/RECIPE-sweep)")
+    add_style(parser)
     return parsed(parser, words)
 
 
@@ -128,9 +130,7 @@ def compare(words: Sequence[str]) -> Namespace:
     equal = "adapt model.d_model so that all mixers come close to the recipe's own in parameters, or in FLOPs"
     add("--equal", choices=("parameters", "flops"), help=equal)
     add("--runs", **FOLDER, help="folder of the runs (default: runs/RECIPE-compare)")
-    style = parser.add_mutually_exclusive_group()
-    for name in ("json", "csv", "latex"):
-        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print it as {name}")
+    add_style(parser)
     arguments = parsed(parser, words)
     if arguments.mixers is None:
         _require_finished_runs(parser, arguments)
@@ -184,6 +184,7 @@ def evaluate(words: Sequence[str]) -> Namespace:
     add("--temperature", metavar="T", type=_temperature, help=divided)
     add_device(parser, "score", default="auto")
     add_checkpoint(parser)
+    add_style(parser)
     return parsed(parser, words)
 
 
@@ -465,7 +466,7 @@ def cost(words: Sequence[str]) -> Namespace:
     recipes = "recipes, files or names, with #VARIANT, or folders of runs"
     add("recipes", nargs="+", metavar="RECIPE", help=recipes)
     add("--vocabulary", **NUMBER, help="size of the vocabulary, so that the corpus is not needed")
-    add("--json", **FILE, help="write the numbers to FILE")
+    add_style(parser)
     add("--plot", **FOLDER, help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
     return parsed(parser, words)
 

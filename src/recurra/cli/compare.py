@@ -1,7 +1,5 @@
 """`recurra compare`: a sweep of a recipe over mixers and seeds, or finished runs, and one table of the mixers."""
 
-import csv
-import io
 import json
 import os
 import statistics
@@ -25,6 +23,7 @@ from recurra.analysis.cost import MeasuredCost, measured_cost
 from recurra.analysis.plots.curves import metric_curves
 from recurra.analysis.plots.figure import save
 from recurra.checks import require, sentence
+from recurra.cli._tables import print_table
 from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
@@ -90,7 +89,7 @@ def compare(arguments: Namespace) -> int:
     groups = _grouped(runs)
     _note_differences([group[0][0] for group in groups.values()], progress)
     rows = _best_first([_row(name, group) for name, group in groups.items()])
-    _print_table(rows, arguments.style, folder.name)
+    _print(rows, arguments.style, folder.name)
     for file in _draw({row.mixer: groups[row.mixer] for row in rows}, rows[0].monitor, folder, figure):
         progress.print(str(file), soft_wrap=True)
     return 0
@@ -344,26 +343,12 @@ def _best_first(rows: Sequence[_MixerRow]) -> list[_MixerRow]:
     return sorted(rows, key=rank)
 
 
-def _print_table(rows: Sequence[_MixerRow], style: str | None, title: str) -> None:
-    """Print rows on the standard output: json and csv in full, latex and a terminal's table rounded."""
-    if style == "json":
-        print(json.dumps([row.as_plain() for row in rows], indent=2))
-    elif style == "csv":
-        print(_as_csv(rows), end="")
-    elif style == "latex":
-        print(_as_latex(rows))
-    else:
-        console = Console(markup=False, highlight=False)
-        console.width = max(console.width, _NARROWEST)
-        console.print(_as_table(rows, title))
+def _print(rows: Sequence[_MixerRow], style: str | None, title: str) -> None:
+    print_table(style, [row.as_plain() for row in rows], _as_table(rows, title), _NARROWEST)
 
 
 _NARROWEST = 74
 """Width of a table that still has room for names; a narrower terminal wraps its lines."""
-
-
-def _headings(monitor: str) -> list[str]:
-    return ["mixer", "params", "FLOPs/token", "tokens/s", "state bytes", "ms/step", "runs", f"validation {monitor}"]
 
 
 def _cells(row: _MixerRow) -> list[str]:
@@ -392,43 +377,15 @@ def _as_table(rows: Sequence[_MixerRow], title: str) -> Table:
     table = Table(
         title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    first, *others = (heading.replace("/", "/\n").replace(" ", "\n") for heading in _headings(rows[0].monitor))
+    headings = ["mixer", "params", "FLOPs/token", "tokens/s", "state bytes", "ms/step", "runs"]
+    headings.append(f"validation {rows[0].monitor}")
+    first, *others = (heading.replace("/", "/\n").replace(" ", "\n") for heading in headings)
     table.add_column(first, overflow="fold")
     for heading in others:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     return table
-
-
-def _as_csv(rows: Sequence[_MixerRow]) -> str:
-    plain = [{**row.as_plain(), "scores": " ".join(map(str, row.scores))} for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*plain[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(plain)
-    return text.getvalue()
-
-
-_IN_LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "±": r"$\pm$"})
-
-
-def _as_latex(rows: Sequence[_MixerRow]) -> str:
-    """Write a table for LaTeX, with the rules of the package booktabs."""
-    headings, *others = (
-        " & ".join(cell.translate(_IN_LATEX) for cell in cells) + r" \\"
-        for cells in (_headings(rows[0].monitor), *map(_cells, rows))
-    )
-    rules = [
-        r"\begin{tabular}{lrrrrrrr}",
-        r"\toprule",
-        headings,
-        r"\midrule",
-        *others,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(rules)
 
 
 def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path, name: str) -> list[Path]:
