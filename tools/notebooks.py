@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 
 
 def run(path: Path) -> None:
-    """Run a notebook in its folder and write it with its outputs; neither keeps times or names of a machine."""
+    """Run a notebook in its folder, and write it with its outputs; what libraries warned of on this machine goes."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
         notebook, timeout=3600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}
@@ -24,6 +24,8 @@ def run(path: Path) -> None:
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     nbformat.write(notebook, path)
 
 
