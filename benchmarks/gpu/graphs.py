@@ -124,6 +124,9 @@ class RecordedCapture:
         self.n_captures += 1
         return outputs, lambda: self._replay(recorder.calls)
 
+    def fresh(self) -> "RecordedCapture":
+        return RecordedCapture()
+
     @torch.no_grad()
     def _replay(self, calls: Sequence[tuple[Any, Any, Any, Any]]) -> None:
         self.n_replays += 1

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -20,17 +21,22 @@ from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.models.shell import LanguageModelShell
+from recurra.ops._toolkit.graphs import Capture, CudaCapture, GraphedFunction
 from recurra.state import detach
-from recurra.train._graphs import CAPTURABLE, Capture, CudaCapture, GraphedFunction, why_no_graphs
 from recurra.train._process import Ranks, StopSignal, hardware, local, precision_note, whole
 from recurra.train._resumable import ResumableRun
 from recurra.train.checkpoint import Payload, versions
+from recurra.train.config import TrainingConfig
 from recurra.train.experiment import Experiment
 from recurra.train.losses import few_positions
 from recurra.train.metrics import JsonLog, RunningSums, RunProgress, TensorBoardLog
 from recurra.train.optimizer import learning_rate_factor
 from recurra.train.run_folder import RunFolder
 from recurra.train.sequence_parallel import final_state
+
+CAPTURABLE = frozenset({"adamw", "sgd", "muon"})
+"""Optimisers whose step is a part of a CUDA graph: it counts updates and reads learning rates on the device. The step
+of all others, such as SOAP, which counts in Python, runs after the graph."""
 
 
 class TrainingDiverged(FloatingPointError):
@@ -44,7 +50,8 @@ class Trainer(ResumableRun):
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
         evaluate: called with a model and a `BatchSource`; returns `loss` (nats per target) and `accuracy` (None if not
-            measured). Several ranks pass `total`, which adds up numbers over them.
+            measured). Several ranks pass `total`, which adds up numbers over them; a run that is captured passes
+            `capture`, for CUDA graphs of the evaluation.
         open_data: opens the data, as one rank reads them; None builds those of the experiment.
     """
 
@@ -314,8 +321,10 @@ class Trainer(ResumableRun):
         return record
 
     def _validation_record(self) -> dict[str, float]:
-        together = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
-        scores = self.evaluate(self.average.model, self.validation, **together)
+        options: dict[str, Any] = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
+        if self.graphs.capture is not None:  # in other memory: the carried state may be an output of a graph
+            options["capture"] = self.graphs.capture.fresh()
+        scores = self.evaluate(self.average.model, self.validation, **options)
         if not math.isfinite(scores.loss):
             raise self._diverged("the validation loss", scores.loss)
         new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss}
@@ -391,3 +400,14 @@ class Trainer(ResumableRun):
 
 def _open(experiment: Experiment, ranks: Ranks) -> DataSet:
     return experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
+
+
+def why_no_graphs(config: TrainingConfig, device: torch.device, n_ranks: int) -> str:
+    """Say why updates of a run cannot be graphs; "" if nothing but the run itself may show it."""
+    reasons = {
+        "there is no CUDA device": device.type != "cuda",
+        "several processes train the run": n_ranks > 1,
+        "training.compile is true": config.compile,
+        "training.checkpoint_blocks is true": config.checkpoint_blocks,  # it restores random states on the host
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

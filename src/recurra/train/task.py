@@ -15,6 +15,7 @@ from torch import nn
 from recurra.checks import sentence
 from recurra.data.batches import Batch, DataSet
 from recurra.models.registry import DataSizes, ModelEntry, VideoSizes, find_model, list_models
+from recurra.ops._toolkit.graphs import capture_on
 from recurra.registry import Registry
 from recurra.train.evaluate import best_temperature, evaluate
 from recurra.train.metrics import Unit
@@ -161,7 +162,9 @@ class TokenTask(Task):
     ) -> dict[str, Any]:
         """Score a run on a split; `observe` sees every batch with its predictions."""
         divisor = 1.0 if temperature is None else temperature
-        return evaluate(run.model, run.data.source(split), temperature=divisor, observe=observe)._asdict()
+        capture = capture_on(next(run.model.parameters()).device, run.experiment.training.graphs)
+        source = run.data.source(split)
+        return evaluate(run.model, source, temperature=divisor, observe=observe, capture=capture)._asdict()
 
     def best_temperature(self, run: Any) -> float:
         """Find the temperature with the lowest validation loss."""

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from recurra.train.evaluate import evaluate
 from recurra.train.run import _score_file, find_scores, open_run, score_run, write_scores
@@ -20,6 +21,13 @@ def test_a_text_run_is_scored_with_its_lengths(there):
     assert scores["loss"] == evaluate(run.model, run.data.source("valid")).loss
     assert scores["n_targets"] == 3 * 7 - 1
     assert "mem_len" not in scores
+
+
+def test_graphs_of_a_run_are_for_its_scores_too(there, monkeypatch):
+    asked, score = [], score_run(open_run("runs/text"))["loss"]
+    monkeypatch.setattr("recurra.train.task.capture_on", lambda *given: asked.append(given))
+    assert score_run(open_run("runs/text", overrides=["--training.graphs", "auto"]))["loss"] == score
+    assert asked == [(torch.device("cpu"), "auto")]
 
 
 def test_a_memory_horizon_run_is_scored_by_span_as_well(there):
