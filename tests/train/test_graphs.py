@@ -92,8 +92,14 @@ def test_recipes_with_muon_train_alike(case, tmp_path):
     with benchmark.corpus(True) as text:
         found = benchmark.measured(case, text, dry=True)
     assert found["eager_repeats"]
-    assert found["equal"]
+    assert found["equal"], found["evaluation"]
     assert found["graphs"]["forms"] == 2
+
+
+def test_the_stage_steps_alike(tmp_path):
+    found = benchmark.measured("decoding-8", tmp_path, dry=True)
+    assert found["eager_repeats"]
+    assert (found["equal"], found["distance"]) == (True, 0.0)
 
 
 def test_a_run_resumes_with_graphs_where_it_stopped(make_trainer):

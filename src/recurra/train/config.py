@@ -287,8 +287,9 @@ class TrainingConfig:
     patience: int | None = None
     """Stop once this many evaluations in a row were no better than the best; null: never."""
     graphs: Literal["auto", "off", "on"] = "off"
-    """Replay updates of the same shapes as one CUDA graph each. auto: on one CUDA device, unless the model waits for
-    it within an update; on: refuse to train without. Off by default: not yet tested on a GPU."""
+    """Replay updates of the same shapes as one CUDA graph each, and batches of evaluations. auto: on one CUDA device,
+    unless the model waits for it within an update; on: refuse to train without. Off by default: not yet tested on a
+    GPU."""
     compile: bool = False
     """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
     stop_at: float | None = None

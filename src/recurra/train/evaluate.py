@@ -208,6 +208,7 @@ def _outputs(
     device = next(model.parameters()).device
     shell = model if isinstance(model, LanguageModelShell) else None
     call = shell.hidden if shell is not None else model if logits else cast(Any, model).loss
+    # captured anew in each evaluation: what a module derives from its weights and keeps lies elsewhere after an update
     call, state = GraphedFunction(call, capture, refuse=_refuse_graphs), None
     for step in range(len(source)):
         batch = source.batch(0, step)

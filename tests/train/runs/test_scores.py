@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from recurra.train.evaluate import evaluate
 from recurra.train.run import _score_file, find_scores, open_run, score_run, write_scores
@@ -24,10 +23,16 @@ def test_a_text_run_is_scored_with_its_lengths(there):
 
 
 def test_graphs_of_a_run_are_for_its_scores_too(there, monkeypatch):
-    asked, score = [], score_run(open_run("runs/text"))["loss"]
-    monkeypatch.setattr("recurra.train.task.capture_on", lambda *given: asked.append(given))
-    assert score_run(open_run("runs/text", overrides=["--training.graphs", "auto"]))["loss"] == score
-    assert asked == [(torch.device("cpu"), "auto")]
+    monkeypatch.setattr("recurra.train.task.capture_on", lambda device, graphs: (device.type, graphs))
+    captures: list = []
+
+    def spy(*given, capture, **options):
+        captures.append(capture)
+        return evaluate(*given, **options)
+
+    monkeypatch.setattr("recurra.train.task.evaluate", spy)
+    score_run(open_run("runs/text", overrides=["--training.graphs", "auto"]))
+    assert captures == [("cpu", "auto")]
 
 
 def test_a_memory_horizon_run_is_scored_by_span_as_well(there):

@@ -150,8 +150,8 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _form(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):  # the stride along a dimension of size 1 means nothing
-        return leaf.shape, None if leaf.is_contiguous() else leaf.stride(), leaf.dtype
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype
     return float if _is_number(leaf) else leaf
 
 
