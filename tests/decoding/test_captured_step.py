@@ -6,6 +6,7 @@ import pytest
 import torch
 from benchmarks.gpu.graphs import Dispatched, RecordedCapture, is_equal
 from tests.decoding.test_recorded_step import Counter, language_model
+from tests.train.test_graphs import Hindered
 
 from recurra.decoding import steps
 from recurra.decoding.steps import CapturedStep, prepare
@@ -103,22 +104,6 @@ def test_streams_write_what_the_model_writes():
     assert torch.equal(ours.step(6), plain.step(6))
 
 
-class Unable(RecordedCapture):
-    """It finds a reason, or fails, from the n-th capture on."""
-
-    def __init__(self, why: str = "", error: str = "", from_: int = 1) -> None:
-        super().__init__()
-        self._why, self._error, self._from = why, error, from_
-
-    def warm_up(self, run):
-        return run(), self._why
-
-    def capture(self, run):
-        if self.n_captures + 1 >= self._from and self._error:
-            raise RuntimeError(f"{self._error}\nwhile capturing")
-        return super().capture(run)
-
-
 class Stale(RecordedCapture):
     """It executes nothing."""
 
@@ -131,8 +116,8 @@ class Stale(RecordedCapture):
     [
         (language_model("rotary-attention", n_heads=2, window=4), RecordedCapture(), "more of its state changes than"),
         (Counter().eval(), RecordedCapture(), "more of its state changes than"),
-        (language_model("gateloop"), Unable(why="it waits"), "it waits"),
-        (language_model("gateloop"), Unable(error="not permitted"), r"a step cannot be captured \(not permitted\)"),
+        (language_model("gateloop"), Hindered(why="it waits"), "it waits"),
+        (language_model("gateloop"), Hindered(error="not permitted"), r"a step cannot be captured \(not permitted\)"),
         (language_model("gateloop"), Stale(), "gives other numbers than the model"),
     ],
     ids=["window", "numbers", "waits", "fails", "wrong"],
@@ -148,7 +133,7 @@ def test_what_cannot_be_captured_runs_as_it_is(model, capture, why):
 @torch.no_grad()
 def test_a_later_number_of_streams_that_fails_runs_as_it_is():
     model, tokens = language_model("gateloop"), torch.randint(31, (2, 5))
-    step, state = CapturedStep(model, 31, Unable(error="out of memory", from_=2)), model(tokens[:, :1])[1]
+    step, state = CapturedStep(model, 31, Hindered(error="out of memory", after=1)), model(tokens[:, :1])[1]
     with pytest.warns(UserWarning, match=r"^steps of 2 streams run without CUDA graphs: .*\(out of memory\)") as seen:
         found = [step(tokens[:, 1:2], state) for _ in range(3)]
     assert len(seen) == 1

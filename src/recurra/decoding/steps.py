@@ -383,19 +383,18 @@ def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto",
         RuntimeError: Numba is missing.
     """
     require_literal(Literal["auto", "off", "on"], graphs=graphs)
-    on_card = next(model.parameters()).device.type == "cuda"
-    if graphs == "on" and not on_card:
-        raise ValueError(sentence("graphs", "on, and the model is not on a CUDA device", "auto or off"))
-    if NUMBA_IS_MISSING and not (on_card and graphs != "off"):
-        hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
-        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
-    if on_card and graphs != "off":
+    if graphs != "off" and next(model.parameters()).device.type == "cuda":
         if dtype != "float32":
             raise ValueError(sentence("dtype", dtype, "float32, the default, on a card: its weights stay as they are"))
         return _captured(model, vocab_size, graphs)
+    if graphs == "on":
+        raise ValueError(sentence("graphs", "on, and the model is not on a CUDA device", "auto or off"))
+    if NUMBA_IS_MISSING:
+        hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
+        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
     packed = pack_linear_layers(model, dtype)
     for form in (CompiledStep, TracedStep):
         try:

@@ -69,6 +69,7 @@ class Trainer(ResumableRun):
         self.steps_in_graph = experiment.optimizer.algorithm in CAPTURABLE
         changes, capture = self._trainable, self._capture()
         self.graphs = GraphedFunction(self._compute, capture, changes=changes, refuse=self._refuse_graphs)
+        self._validation_capture: Capture | None = None  # kept, so that evaluations use the same memory again
         self._is_new_best = False
         self._clock = perf_counter()
 
@@ -323,7 +324,8 @@ class Trainer(ResumableRun):
     def _validation_record(self) -> dict[str, float]:
         options: dict[str, Any] = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
         if self.graphs.capture is not None:  # in other memory: the carried state may be an output of a graph
-            options["capture"] = self.graphs.capture.fresh()
+            self._validation_capture = self._validation_capture or self.graphs.capture.fresh()
+            options["capture"] = self._validation_capture
         scores = self.evaluate(self.average.model, self.validation, **options)
         if not math.isfinite(scores.loss):
             raise self._diverged("the validation loss", scores.loss)
