@@ -68,7 +68,7 @@ def test_mixers_are_trained_and_finished_runs_are_compared(recipe, tmp_path, mon
     monkeypatch.delattr(sweep.Trainer, "fit")
     again = "scores", "tokens_per_second", "state_bytes", "flops_per_token"
     assert main(["compare", recipe, *words, *SHORT.split()]) == 0
-    assert "run 2 of 2: min-lstm, seed 0\nfinished before\n" in capsys.readouterr().err
+    assert "run 2 of 2: min-lstm, seed 0\nalready finished\n" in capsys.readouterr().err
     assert main(["compare", *(str(out / folder) for folder in runs)]) == 0
     assert (out / "compare-mixer=min-gru,seed=0-mixer=min-lstm,seed=0.png").is_file()
     capsys.readouterr()
@@ -165,7 +165,7 @@ def test_the_table_fits_80_columns(monkeypatch, capsys):
     assert ["s5", "1.23M", "1.00k", "-", "950", "12.35", "1", "1.0000"] in lines
     assert ["lost", *numbers, "0/3", "diverged"] in lines
     assert ["gateloop-attention", *numbers, "2/3", "2.3750", "±", "0.1768"] in lines
-    assert "runs: finished of all, without those that diverged" in printed
+    assert "runs: finished/all; the others diverged" in printed
     monkeypatch.setenv("COLUMNS", "40")
     compare._print([ROW, *OTHERS], None, "some-recipe-compare")
     assert {"gru", "gateloop-att", "ention", "s5", "lost"} <= {*capsys.readouterr().out.split()}
@@ -213,7 +213,7 @@ def test_runs_that_differ_only_in_their_seed_are_averaged(swept):
     named = {name: [run.name for run, _ in group] for name, group in compare._grouped(runs).items()}
     assert named == {"gru": ["a", "b"], "gateloop": ["c"]}
     assert compare._grouped([*runs, swept("d", gru, narrow)]).keys() == {"a", "gateloop", "d"}
-    message = r"training\.seed of .*runs/a, .*runs/b, .*runs/e is \[0, 1, 0\]; expected another seed for each run"
+    message = r"training\.seed of .*runs/a, .*runs/b, .*runs/e is \[0, 1, 0\]; expected a different seed for each run"
     with pytest.raises(ValueError, match=message):
         compare._grouped([*runs, swept("e", gru)])
     clash = [swept("gateloop", gru), swept("f", gru, narrow), swept("c")]
@@ -252,7 +252,7 @@ def test_runs_of_different_vocabularies_are_refused(text_recipe, tmp_path, capsy
     assert main(["train", str(text_recipe), "--run-dir", str(first)]) == 0
     assert main(["train", str(text_recipe), "--run-dir", str(other), "--data.vocabulary=bytes"]) == 0
     message = failure(capsys, "compare", str(first), str(other))
-    assert f"the vocabulary of {other} is another one; expected that of {first}: their scores cannot be comp" in message
+    assert f"the vocabulary of {other} is different; expected that of {first}: their scores cannot be comp" in message
 
 
 @pytest.mark.usefixtures("unrendered_figures")
@@ -291,7 +291,7 @@ def test_mixers_that_diverge_have_their_rows(text_recipe, tmp_path, monkeypatch,
 def test_an_interrupt_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep.Trainer, "fit", lambda trainer, console: Namespace(received=signal.SIGINT))
     assert main(["compare", recipe, "--mixers", "gru", "--runs", str(tmp_path / "out"), *SHORT.split()]) == 130
-    assert capsys.readouterr().err.endswith("recurra compare: interrupted: the same command continues\n")
+    assert capsys.readouterr().err.endswith("recurra compare: interrupted: run the same command again to continue\n")
 
 
 def test_a_recipe_without_a_mixer_is_named(capsys):
@@ -321,7 +321,7 @@ def test_mistakes_are_explained_before_anything_is_trained(recipe, tmp_path, cap
         (["run", "--equal", "parameters"], "only --mixers trains: without it, omit --seeds, --equal"),
         (["run", "--training.epochs", "2"], "only --mixers trains"),
         (["a", "b", "--mixers", "gru"], "--mixers trains one RECIPE"),
-        (["a", "--mixers", "gru,,s5"], "'gru,,s5'; expected names with commas between them"),
+        (["a", "--mixers", "gru,,s5"], "'gru,,s5'; expected names separated by commas"),
         (["a", "--mixers", "gru", "--seeds", "0"], "--seeds is 0; expected at least 1"),
         (["a", "--mixers", "gru", "--training.seed=1"], "--seeds sets training.seed: omit --training.seed"),
         (["a", "--mixers", "gru", "--model.mixer", "s5"], "--mixers sets model.mixer: omit --model.mixer"),

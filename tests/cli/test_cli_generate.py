@@ -258,7 +258,7 @@ def test_continuations_that_cannot_be(runs, capsys, tmp_path):
 def test_weights_for_the_cpu_are_refused_elsewhere(capsys, monkeypatch, runs):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     said = failure(capsys, runs["words"], "--device", "cuda", "--weights", "int8")
-    assert "--weights is int8 with --device cuda; expected a model on the CPU" in said
+    assert "--weights is int8 with --device cuda; expected --device cpu" in said
 
 
 @pytest.mark.parametrize(("words", "n_models"), [((), 1), (("-n", "2"), 1), (("--draft",), 2)])

@@ -80,7 +80,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
     [
         (["--optimizer.learning_rate", "0.5"], "optimizer.learning_rate (was "),
         (["--training.seed", "3", "--data.seed", "0,1"], "training.seed (was 0, now 3)"),  # a key of the same name
-        (["--data.path", "OTHER"], "with which this run was trained; or choose another folder for the runs"),
+        (["--data.path", "OTHER"], "which this run was trained on; or choose a different folder for the runs"),
     ],
     ids=["another setting", "another key of the same name", "another corpus"],
 )

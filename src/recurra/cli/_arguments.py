@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from recurra._choices import RECIPE_KEYS, recipe_names, recipe_words, run_names
 from recurra.registry import did_you_mean, near
 
-_OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
+_OVERRIDES_HELP = "--KEY VALUE overrides the recipe's value, as in --training.epochs 2; the last one wins."
 
 NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 REAL: dict[str, Any] = {"type": float, "metavar": "X"}
@@ -49,7 +49,7 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
 def add_style(parser: ArgumentParser) -> None:
     style = parser.add_mutually_exclusive_group()
     for name in ("json", "csv", "latex"):
-        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print it as {name}")
+        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print as {name}")
 
 
 def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") -> None:
@@ -63,8 +63,8 @@ def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") ->
 
 def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
     which = {
-        "auto": f"where to {verb}: cpu, cuda, or auto (default), a CUDA GPU if there is one",
-        "cpu": f"where to {verb}: cpu (default), cuda, or auto, a CUDA GPU if there is one",
+        "auto": f"where to {verb}: cpu, cuda or auto (default; a CUDA GPU if there is one)",
+        "cpu": f"where to {verb}: cpu (default), cuda or auto (a CUDA GPU if there is one)",
     }
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=which[default])
 

@@ -258,7 +258,7 @@ def _grouped(runs: Sequence[SweptRun]) -> dict[str, _Group]:
         seeds = [run.experiment.training.seed for run, _ in group]
         differ = len(set(seeds)) == len(seeds)
         folders = ", ".join(str(one.folder) for _, one in group)
-        require(differ, f"training.seed of {folders}", seeds, "another seed for each run of the same settings")
+        require(differ, f"training.seed of {folders}", seeds, "a different seed for each run with the same settings")
     return dict(zip(names, groups.values()))
 
 
@@ -278,7 +278,7 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
             require(other == expected, f"{what} of {run.folder.path}", other, f"{expected}, as in {first.folder.path}")
         if first.task.has_tokenizer() and run.tokenizer.fingerprint != first.tokenizer.fingerprint:
             what, expected = f"the vocabulary of {run.folder.path}", f"that of {first.folder.path}"
-            raise ValueError(sentence(what, "another one", expected, "their scores cannot be compared"))
+            raise ValueError(sentence(what, "different", expected, "their scores cannot be compared"))
         found |= differences(to_plain(first.experiment), to_plain(run.experiment)).keys() - _HOUSEKEEPING
     if unfair := sorted(key for key in found if key != "experiment" and not key.startswith("model.")):
         progress.print(f"note: the runs differ in more than their models: {', '.join(unfair)}", soft_wrap=True)
@@ -369,11 +369,7 @@ def _short(number: float) -> str:
 
 
 def _as_table(rows: Sequence[_MixerRow], title: str) -> Table:
-    caption = (
-        "runs: finished of all, without those that diverged"
-        if any(len(row.scores) < row.n_runs for row in rows)
-        else None
-    )
+    caption = "runs: finished/all; the others diverged" if any(len(row.scores) < row.n_runs for row in rows) else None
     table = Table(
         title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )

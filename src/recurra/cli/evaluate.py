@@ -24,7 +24,8 @@ def evaluate(arguments: Namespace) -> int:
         temperature = trained.task.best_temperature(trained)
         if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
             print(
-                f"T = {temperature:g} is an end of what was tried, {TRIED}: a better T may lie beyond", file=sys.stderr
+                f"T = {temperature:g} is at the edge of the range tried, {TRIED}; T beyond it may be better",
+                file=sys.stderr,
             )
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)

@@ -65,9 +65,9 @@ def train_with(
         if _is_over(trainer):
             trainer.folder.unlock()
             if console:
-                console.print("finished before")
+                console.print("already finished")
         elif trainer.fit(console).received is not None:
-            raise KeyboardInterrupt("the same command continues")
+            raise KeyboardInterrupt("run the same command again to continue")
     except FloatingPointError:  # the loss is not finite, which is a result like others
         return SweptRun(folder.path, values, {})
     return SweptRun(folder.path, values, trainer.scores.get("best", {}))
@@ -88,9 +88,9 @@ def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
         require_resumable(before, asked)
         for key in ("path", "poses"):
             there, wanted = before["data"].get(key), now["data"].get(key)
-            require(there == wanted, f"data.{key}", wanted, f"{there!r}, with which this run was trained")
+            require(there == wanted, f"data.{key}", wanted, f"{there!r}, which this run was trained on")
     except ValueError as error:
-        raise ValueError(f"{folder.path}: {error}; or choose another folder for the runs") from error
+        raise ValueError(f"{folder.path}: {error}; or choose a different folder for the runs") from error
     changes = {key: json.dumps(new) for key, (_, new) in differences(before, now).items() if key in RESUMABLE}
     return resume_run(folder.path, overrides=as_words(changes))
 
