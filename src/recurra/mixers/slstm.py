@@ -17,7 +17,7 @@ from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 
 
 class SLSTMState(NamedTuple):
-    """The cell, what scales it, and the hidden state."""
+    """The cell, its scale and the hidden state."""
 
     c: Float[Tensor, "B D"]
     """The cell, scaled: exp(-m) c."""
@@ -36,15 +36,15 @@ class SLSTM(Mixer):
         c_t = f_t * c_{t-1} + i_t * tanh(z),  n_t = f_t * n_{t-1} + i_t
         f_t = sigmoid(f),  i_t = exp(i),  o_t = sigmoid(o)
 
-    Not the authors' layer (xlstm/blocks/slstm/layer.py of github.com/NX-AI/xlstm): by default it reads i and f from a
-    short convolution of x and SiLU, and all its W are block-diagonal by heads. The cell and the norm are theirs.
+    The authors' layer (xlstm/blocks/slstm/layer.py of github.com/NX-AI/xlstm) differs: by default it computes i and f
+    from a short convolution of x and SiLU, and all its W are block-diagonal by heads. The cell and the norm are equal.
 
     z, i, f and o are W x_t + R h_{t-1} + b with their own weights; R is block-diagonal: channels meet within a head. An
     exponential gate can grow without bound, so the state has c and n times exp(-m), with the stabiliser m_t =
     max(log f_t + m_{t-1}, log i_t) (Beck et al. (15)-(17)), through which no gradient flows: it cancels. The gates see
-    h_{t-1}, so there is no parallel form; on a CPU one kernel takes all steps.
+    h_{t-1}, so there is no parallel form; on a CPU, one kernel runs all steps.
 
-    The norm is a group norm with a scale for each channel. Decided: forget gates start with biases from 3 to 6 over the
+    The norm is a group norm with a scale for each channel. Our choice: forget-gate biases start from 3 to 6 over the
     channels of each head (the authors' option "small_init"; their default falls from 5 to -7), all else as in torch's
     LSTM.
 

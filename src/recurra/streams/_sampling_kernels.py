@@ -1,16 +1,16 @@
 """The choice of a token for each row of logits, without sorting a vocabulary.
 
-A row is read once for its largest logit; a greedy one takes the first place that holds it. Any other is divided by its
-temperature and goes through its filters:
+A row is read once for its largest logit; a greedy one takes the first token with this logit. Any other row is divided
+by its temperature and filtered:
 
 - top-k: the largest logits of short blocks give a lower bound of the k-th largest one, and only blocks that reach it
   are looked at again;
 - top-p: the weights are summed by value in a histogram, and only the values in one of its bins are sorted;
-- the token is the first whose running sum of weights is beyond a share of their total, found block by block.
+- the token is the first whose running sum of weights exceeds a share of their total, found block by block.
 
 Weights are exponentials in float64, so they and their sums agree with the plain form, `recurra.streams.sampling`, to
-about 1e-15: a choice differs from it only where the drawn share falls that close to the border between two tokens. A
-row's token depends on nothing but the row: every sum has an order of its own.
+about 1e-15: a choice differs only if the drawn share is that close to the border between two tokens. A row's token
+depends only on the row: the order of every sum is fixed.
 """
 
 import math
@@ -21,7 +21,7 @@ from numba import prange
 from recurra.ops._toolkit.launch import Kernel, compile_function, compile_inline
 
 _NOTHING = -1
-"""Written for a row that has no token to choose."""
+"""Result for a row that has no token to choose."""
 _BLOCK = 1024  # weights that are summed together
 _SHORT = 32  # logits of a block whose largest is found
 _LANES = 8  # sums that run side by side

@@ -1,4 +1,4 @@
-"""The gated delta rule, a linear recurrence that overwrites what it remembers, in modes with one result."""
+"""The gated delta rule, a linear recurrence that overwrites stored values, in several equivalent modes."""
 
 from recurra.ops.delta_rule.operator import Mode, delta_rule
 

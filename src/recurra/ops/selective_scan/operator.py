@@ -1,4 +1,4 @@
-"""The selective scan: its front door, and its two kernels as torch operators with derivatives.
+"""The selective scan: the public function, and its two kernels as torch operators with derivatives.
 
 Neither pass keeps the states of all steps: the forward
 pass keeps every sixteenth, which takes as much memory as x with 16 modes, and the backward pass computes the others
