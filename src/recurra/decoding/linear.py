@@ -167,11 +167,11 @@ _decoding_linear = Operator(
 class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
-    "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
-    and each input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" keeps
-    whole numbers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4"
-    keeps whole numbers from 0 to 15, and for every 32 inputs of an output a float16 scale and minimum: 5 bits a weight.
-    With int8 and int4, every 128 inputs of a vector are rounded to whole numbers from -127 to 127 times a scale
+    "float32" shares the layer's weight; sums are float32, in a different order from torch's. "bfloat16" rounds each
+    weight and input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" stores
+    integers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4" stores
+    integers from 0 to 15, and for every 32 inputs of an output a float16 scale and minimum: 5 bits per weight.
+    With int8 and int4, every 128 inputs of a vector are rounded to integers from -127 to 127 times a scale
     (`rounded`), and products are exact. The result for a vector does not depend on the others, except with "float32"
     for more than 64 or for sequences of 16 steps or more, which torch multiplies.
 
@@ -283,10 +283,10 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
 
     Args:
         model: a float32 model on the CPU.
-        dtype: how to keep weights: "float32", "bfloat16", "int8" or "int4".
+        dtype: how to store weights: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
-        ValueError: there is no such dtype, or a layer has an adapter, which would be left out or kept for good.
+        ValueError: there is no such dtype, or a layer has an adapter, which would be dropped or made permanent.
     """
     require_literal(Numbers, dtype=dtype)
     for name, module in model.named_modules():

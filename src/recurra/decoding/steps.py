@@ -35,7 +35,7 @@ _CHECKED_STEPS = 3
 
 
 class StateShapeChanges(ValueError):
-    """A model's steps cannot be recorded."""
+    """A model's steps cannot be traced."""
 
 
 class _TracedProgram:
@@ -85,22 +85,21 @@ _Program: TypeAlias = _TracedProgram | _CapturedProgram | StepProgram
 
 
 class TracedStep(nn.Module):
-    """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
+    """A model in evaluation mode that runs one token per row from a trace, and everything else itself.
 
-    The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8 rows, and
-    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is filled up with copies of its last row, so
-    that streams that come and go do not need a recording each; batches of up to `_MOST_ROWS` rows run in pieces of
+    The step of one row is traced at construction, those of larger batches when they first occur: of 2 to 8 rows, and
+    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is padded with copies of its last row, so a
+    changing number of streams does not need a trace for each size; batches of up to `_MOST_ROWS` rows run in pieces of
     `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
-    tokens or states that are not what the model gave when the step was recorded (the model refuses those that do not
-    fit it).
-    The model's weights must not change. Its attributes (`config`, `head`) are found here too.
+    tokens or states that differ in form from those of the trace (the model refuses any that do not fit it).
+    The model's weights must not change. Its attributes (`config`, `head`) are available here too.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`.
-        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
+        vocab_size: tokens are below it; a few are drawn to trace the step and to check it.
 
     Raises:
-        StateShapeChanges: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
+        StateShapeChanges: a step cannot be traced, because it depends on numbers in the state that are not tensors (a
             position that counts up) or because the state grows.
     """
 
@@ -261,27 +260,26 @@ can fall either way, and each layer passes on what that moved. An operation that
 
 
 class CompiledStep(TracedStep):
-    """A recorded step whose recording is compiled; float32, on the CPU.
+    """A traced step that is compiled; float32, on the CPU.
 
-    For a language model whose recurrences have instructions for it, prompts of one stream of up to 15 tokens are
-    compiled, too, and read each weight once. They have the numbers of their steps, bit for bit. Each length is recorded
+    If a language model's recurrences have instructions for it, prompts of one stream of up to 15 tokens are also
+    compiled and read each weight once. Their results equal those of single steps, bit for bit. Each length is traced
     when it first occurs.
 
     Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
-    largest number for a model of 12 layers, as much as both differ from float64; with "int8" and "int4" by some
-    hundredths and with "bfloat16" by some thousandths, as much as rounding moves them, where inputs are between two
-    codes. A row's results do not depend on the
-    batch that it is in. Results are new tensors, and no input is changed. A call made while another thread is inside
-    one of the same batch size goes through the model, because there is one workspace per size. So does a call with a
-    token that is not in the vocabulary, so that the model raises its own error.
+    largest number for a model of 12 layers, as much as both differ from float64. With "int8" and "int4" they differ by
+    some hundredths and with "bfloat16" by some thousandths, because inputs between two codes may round either way. A
+    row's results do not depend on its batch. Results are new tensors, and no input is changed. A call made while
+    another thread is inside one of the same batch size goes through the model, because there is one workspace per size.
+    So does a call with a token outside the vocabulary, which makes the model raise its own error.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are packed for
             decoding.
-        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
+        vocab_size: tokens are below it; a few are drawn to trace the step and to check it.
 
     Raises:
-        StateShapeChanges: a step cannot be recorded (see `TracedStep`), or the compiled step gives other numbers.
+        StateShapeChanges: a step cannot be traced (see `TracedStep`), or the compiled step gives different numbers.
         StepNotCompiled: an operation has no instruction.
     """
 
@@ -325,7 +323,7 @@ class CompiledStep(TracedStep):
 
 
 class CapturedStep(TracedStep):
-    """A model on a card whose recorded steps are CUDA graphs, in one memory pool.
+    """A model on a GPU whose recorded steps are CUDA graphs in one memory pool.
 
     Results are new tensors with the model's numbers, bit for bit, and no input is changed. All calls must be on one
     CUDA stream.
@@ -362,20 +360,20 @@ class CapturedStep(TracedStep):
 def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto", "off", "on"] = "off") -> nn.Module:
     """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
 
-    The result is called as the model is, under torch.no_grad(), gives states of the same form, and serves one stream
-    or several side by side. It does not follow later changes of the model's weights. A model whose state counts
-    positions (segment models) or has a growing window keeps the Python around its operations. The first compilation on
-    a machine takes about ten seconds.
+    The result is called like the model, under torch.no_grad(), returns states of the same form, and runs one stream or
+    several at once. It does not follow later changes of the model's weights. A model with a state that counts positions
+    (segment models) or has a growing window keeps the Python around its operations. The first compilation on a machine
+    takes about ten seconds.
 
     On a CUDA device, and only with `graphs`, the result is the model itself, in its own types, with each step of one
     token per stream replayed as one CUDA graph for each number of streams. A model whose state counts positions or
     grows runs as it is.
 
     Args:
-        model: a language model, float32, on the CPU, with `config.vocab_size`; with `graphs`, of any type on a card.
-        dtype: how weights are kept: "float32", "bfloat16", "int8" or "int4"; on a card they stay as they are.
-        graphs: "auto": use CUDA graphs on a CUDA device; if that cannot be, return the model, with a warning that says
-            why. "on": refuse to do without. Off by default: not yet tested on a GPU.
+        model: a language model with `config.vocab_size`, in float32 on the CPU; with `graphs`, of any dtype on a GPU.
+        dtype: how weights are stored: "float32", "bfloat16", "int8" or "int4"; on a GPU they stay as they are.
+        graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":
+            raise instead. Off by default: not yet tested on a GPU.
 
     Raises:
         ValueError: there is no such dtype, or the model is not float32 on the CPU, or has no such config; or `graphs`

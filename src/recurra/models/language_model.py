@@ -45,7 +45,7 @@ class MixerBlock(nn.Module):
 
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
-        """Multiply the weights that write to the residual stream: a way to start, not to compute."""
+        """Multiply the weights that write to the residual stream; used only for initialisation."""
         for part in (self.mixer, getattr(self, "feed_forward", None)):
             projection = getattr(part, "output_projection", None)
             if projection is not None:
@@ -80,7 +80,7 @@ class Block(MixerBlock):
 
 @dataclass(frozen=True)
 class LanguageModelConfig(ModelConfig):
-    """A recurrent language model; how many tokens it reads and predicts depends on the data."""
+    """A recurrent language model; the data determine its vocabulary size."""
 
     vocab_size: Size = from_data()
     """Input tokens; null: as many as the data have."""
@@ -192,7 +192,7 @@ class LanguageModel(LanguageModelShell):
 
     @property
     def kind(self) -> str:
-        """What tables of models call it."""
+        """The model's name in tables."""
         return f"language model ({', '.join(dict.fromkeys(name for name, _ in self.config.mixers))})"
 
     def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
@@ -227,7 +227,7 @@ class LanguageModel(LanguageModelShell):
             block.mixer.require_state(layer, batch)  # type: ignore[operator, union-attr]
 
     def why_not_exportable(self) -> str:
-        """Ask the mixers."""
+        """Return the first mixer's reason; empty if all mixers can be exported."""
         for number, block in enumerate(self.blocks):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
