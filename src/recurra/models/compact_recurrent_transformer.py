@@ -130,9 +130,9 @@ class CompactRecurrentTransformerConfig(TransformerConfig):
     """A CRT; the segment does not count the memory."""
 
     memory: str = "gru"
-    """What is carried between segments: "none", or a vector kept by a "gru" or an "ncgru"."""
+    """Memory between segments: "none", or a vector updated by a "gru" or an "ncgru"."""
     position: str = "rnn-gru"
-    """What gives the tokens their order: "relative" attention, or an RNN over the segment, "rnn-gru" or "rnn-ncgru"."""
+    """How token order is encoded: "relative" attention, or an RNN over the segment, "rnn-gru" or "rnn-ncgru"."""
     position_start: str = "memory"
     """Where the position RNN starts a segment: from the "memory" (zeros if there is none), or from "zero"."""
 

@@ -83,15 +83,15 @@ class LanguageModelConfig(ModelConfig):
     """A recurrent language model; the data determine its vocabulary size."""
 
     vocab_size: Size = from_data()
-    """Input tokens; null: as many as the data have."""
+    """Number of input tokens; null: as in the data."""
     output_size: int | None = from_data(optional=True)
-    """Output tokens; null: as many as the data have, or else vocab_size."""
+    """Number of output tokens; null: as in the data, or else vocab_size."""
     n_layer: int = 4
     """Blocks, each a time mixing and a channel mixing layer."""
     d_model: int = 64
     """Channels of the residual stream."""
     d_channel_mixing: int = 128
-    """Hidden channels of the feed-forward networks; 0 for blocks of time mixing alone."""
+    """Hidden channels of the feed-forward networks; 0 for blocks with only time mixing."""
     mixer: str | list[str] = "gateloop"
     """The time mixing layer by its registered name, one for all blocks or one per block; `recurra info` lists them."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
@@ -102,16 +102,16 @@ class LanguageModelConfig(ModelConfig):
     norm: str = "layer"
     """The norms before all layers and the head: "layer" or "rms"."""
     norm_epsilon: float = 1e-5
-    """What the norms add to the mean square."""
+    """Added to the mean square in the norms."""
     biases: bool = True
     """Give the feed-forward networks and the head biases; a head that is the embedding never has one."""
     tie_embeddings: bool = False
-    """Use the token embedding as the output matrix too."""
+    """Also use the token embedding as the output matrix."""
     embedding_scale: float = 1.0
-    """What embedded tokens are multiplied by."""
+    """Multiplies embedded tokens."""
     residual_init_scale: float = 1.0
-    """What the last weights of each half of a block are multiplied by at the start: those of the feed-forward network
-    and of the mixer's output projection, where it has one. At 0 such blocks begin as the identity."""
+    """Multiplies the initial last weights of each half of a block: those of the feed-forward network and of the mixer's
+    output projection, if it has one. With 0, such blocks begin as the identity."""
     embedding_norm: bool = False
     """Normalise embedded tokens, as RWKV-4 does."""
     logit_cap: float | None = None

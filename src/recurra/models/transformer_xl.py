@@ -32,18 +32,18 @@ class TransformerXLConfig(TransformerConfig):
     """A Transformer-XL; the defaults are the published 151M model's, without its cutoffs. d_model must be even."""
 
     mem_len: int | None = None
-    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments, None for as
-    many as a segment has steps."""
+    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments, None as many
+    as a segment has steps."""
     same_length: bool = False
     """Every step sees the last mem_len steps, itself included, not the whole memory and its segment."""
     clamp_len: int | None = None
     """Larger distances are encoded as this one; None for no limit."""
     share_biases: bool = True
-    """One pair of attention biases u and v for all layers, as published, not one per layer."""
+    """Share one pair of attention biases u and v between all layers, as published, instead of one pair per layer."""
     d_embedding: int | None = None
     """Channels of the embedding's first cluster; d_model if None."""
     div_val: int = 1
-    """What the channels of the embedding are divided by from cluster to cluster."""
+    """Divides the channels of the embedding from cluster to cluster."""
     tie_projections: list[bool] | None = None
     """For every cluster: use the embedding's projection as the output's; all but the first, as published, if None.
     It matters if there are projections: with another d_embedding than d_model, or a div_val above 1."""

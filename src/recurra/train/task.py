@@ -28,7 +28,7 @@ _TaskClass = TypeVar("_TaskClass", bound="type[Task]")
 
 
 class Task:
-    """A kind of data. One that is registered says what its data are; what it cannot do raises ValueError.
+    """A kind of data. A registered task describes its data and raises ValueError for unsupported operations.
 
     A `run` is a `recurra.train.run.Run`, `data` a configuration of the task's own kind.
     """
@@ -40,7 +40,7 @@ class Task:
     reads: ClassVar[type] = DataSizes
     """What its models take from the data: `DataSizes` for tokens, `VideoSizes` for clips."""
     unit: ClassVar[Unit] = "tokens"
-    """What the steps of the data are, and how speed is counted."""
+    """The unit of the data's steps, in which speed is counted."""
     default_model: ClassVar[str | None] = "recurrent"
     """The model of `experiment: NAME`; None if recipes always name one."""
     has_spans: ClassVar[bool] = False
