@@ -1,8 +1,8 @@
 """The training loop: one update at a time, from the position of the run to its end.
 
 Everything that the next update depends on is either in the checkpoint or a pure function of it: weights, optimiser,
-carried state and random states are saved, and the learning rate and the data follow from the position. A resumed run
-therefore repeats the run that was not interrupted, bit for bit if the arithmetic itself is repeatable.
+carried state and random states are saved, and the position determines the learning rate and the data. A resumed run
+therefore equals the uninterrupted one, bit for bit if the arithmetic itself is reproducible.
 """
 
 import math
@@ -50,9 +50,9 @@ class Trainer(ResumableRun):
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
         evaluate: called with a model and a `BatchSource`; returns `loss` (nats per target) and `accuracy` (None if not
-            measured). Several ranks pass `total`, which adds up numbers over them; a run that is captured passes
-            `capture`, for CUDA graphs of the evaluation.
-        open_data: opens the data, as one rank reads them; None builds those of the experiment.
+            measured). Several ranks pass `total`, which adds up numbers over them; a run that uses CUDA graphs passes
+            `capture`.
+        open_data: opens the data for one rank; None builds the experiment's data.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Trainer(ResumableRun):
             TrainingDiverged: the loss or the weights are not finite.
             BlockingIOError: another process trains the run.
             FileExistsError: the folder has checkpoints of later steps, of a run that was not resumed.
-            OSError: a file cannot be written, or the folder of the run went away.
+            OSError: a file cannot be written, or the folder of the run was removed.
         """
         if not self.ranks.is_first:
             return self._fit(Console(quiet=True))

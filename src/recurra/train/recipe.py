@@ -1,6 +1,6 @@
 """Recipes: experiments as YAML files, families of variants in one file, and overrides from the command line.
 
-`load_recipe` makes an `Experiment` of a file; `Experiment.build_model` makes its model.
+`load_recipe` turns a file into an `Experiment`; `Experiment.build_model` creates its model.
 """
 
 import copy
@@ -29,18 +29,18 @@ from recurra.train.task import experiment_names
 
 
 class RecipeError(ValueError):
-    """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
+    """A recipe or an override is not a valid experiment; the message names the file and the key."""
 
 
 def find_recipe(word: Path | str) -> Path:
     """Find a recipe's file.
 
     Args:
-        word: the path of a file, which wins if it exists, or the name of a recipe that comes with Recurra. A name may
-            also be written as its path in a clone, recipes/NAME.yaml, or as its folder if that has no other recipe.
+        word: the path of a file, which takes precedence if it exists, or the name of a recipe in the package. A name
+            can also be written as its path in a clone, recipes/NAME.yaml, or as its folder if that has only one recipe.
 
     Raises:
-        RecipeError: it is neither; the message offers names that are near.
+        RecipeError: it is neither; the message suggests similar names.
     """
     path = Path(word)
     if path.exists() and not path.is_dir():
@@ -62,12 +62,12 @@ def find_recipe(word: Path | str) -> Path:
 
 @dataclass(frozen=True)
 class RecipeFamily:
-    """The variants of a family, many recipes in one file, by name: what each sets.
+    """The variants of a family (many recipes in one file), by name, with their settings.
 
-    A family names its axes and what each choice on an axis sets, such as {common: {data: {path: here}}, axes: {model:
-    {crt: {experiment: text-crt}}, layers: {3-layers: {model: {n_layer: 3}}}}}. A variant makes one choice on every
-    axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys win, and
-    of the options of a mixer that a later key replaces, those remain that the new one has too.
+    A family lists its axes and the settings of each choice on an axis, such as {common: {data: {path: here}}, axes:
+    {model: {crt: {experiment: text-crt}}, layers: {3-layers: {model: {n_layer: 3}}}}}. A variant makes one choice on
+    every axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys
+    take precedence. If a later key replaces a mixer, the options that the new mixer supports remain.
     """
 
     path: Path
@@ -89,7 +89,7 @@ class RecipeFamily:
 
 
 def split_variant(word: str | Path) -> tuple[Path, str | None]:
-    """Split FILE#VARIANT into its two parts; an existing file with a # in its own name is left whole."""
+    """Split FILE#VARIANT into its two parts; an existing file with a # in its name is not split."""
     path = Path(word)
     name, hash_sign, variant = path.name.rpartition("#")
     if not hash_sign or path.exists():
@@ -171,11 +171,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """Read a recipe and apply overrides.
 
     Args:
-        path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe that comes
-            with Recurra (`recipe_names`), or either with #VARIANT for a variant of a family.
-        overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
-            over the recipe, and later ones win over earlier ones. Another mixer takes those of the recipe's
-            mixer_options that it has too; a warning names the others.
+        path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe in the package
+            (`recipe_names`), or either with #VARIANT for a variant of a family.
+        overrides: command-line words such as ["--training.epochs", "2", "--model.dropout=0.1"]. They take precedence
+            over the recipe, and later ones over earlier ones. A different mixer keeps the recipe's mixer_options that
+            it supports; a warning lists the others.
 
     Raises:
         RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.

@@ -1,7 +1,7 @@
-"""Tasks: everything that the rest of the package asks about a kind of data.
+"""Tasks: everything that the rest of the package needs to know about a kind of data.
 
-A new kind of data is one file in `recurra.train.tasks`: a configuration, and a class with `@register_task(name)`. In
-recipes it is then `experiment: NAME`, and `experiment: NAME-MODEL` with another model than its default one.
+A new kind of data is one file in `recurra.train.tasks`: a configuration, and a class with `@register_task(name)`.
+Recipes then use it as `experiment: NAME`, or `experiment: NAME-MODEL` with a model other than the default.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Task:
         raise ValueError(sentence("init_from", path, f"null: runs of {self.name} start from fresh weights"))
 
     def save_extras(self, opened: Any, folder: RunFolder) -> None:
-        """Write what tells what a model's inputs or classes mean: a tokenizer, the names of the classes.
+        """Write the meaning of a model's inputs or classes: a tokenizer or the names of the classes.
 
         Raises ValueError, before anything is written, for names that cannot be saved.
         """
@@ -175,7 +175,7 @@ _tasks: Registry[Task] = Registry("task", "recurra.train.tasks", "recurra.video"
 
 
 def register_task(name: str) -> Callable[[_TaskClass], _TaskClass]:
-    """Register a class of tasks under `name`; recipes, runs and the command line know it from then on."""
+    """Register a task class under `name`; recipes, runs and the command line can then use it."""
 
     def register(kind: _TaskClass) -> _TaskClass:
         task = kind()
@@ -187,12 +187,12 @@ def register_task(name: str) -> Callable[[_TaskClass], _TaskClass]:
 
 
 def find_task(name: str) -> Task:
-    """Return a task by its name. Raises ValueError, with the names that exist, if there is none."""
+    """Return a task by name. Raises ValueError, with the valid names, if there is none."""
     return _tasks[name]
 
 
 def experiment_names() -> list[str]:
-    """List what `experiment` may be in a recipe: TASK for its default model, TASK-MODEL for another."""
+    """List the valid values of `experiment` in a recipe: TASK for its default model, TASK-MODEL for others."""
     return list(_experiments())
 
 

@@ -63,19 +63,19 @@ def _read_entries(path: Path) -> dict[str, Any]:
 
 
 def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
-    """Make a language model of a published one: a folder of transformers' own class, or a GGUF file.
+    """Convert a published language model from a folder of transformers' own class, or a GGUF file.
 
-    Its logits, and its states at any cut of a stream, are those of transformers' class; neither transformers nor any
-    code of the folder is needed.
+    Its logits, and its states at any cut of a stream, equal those of transformers' class. This needs neither
+    transformers nor code from the folder.
 
     Args:
         folder: config.json, weights in model.safetensors or pytorch_model.bin, whole or in shards with an index, and
-            tokenizer.json if there is one; or a folder as the authors of Mamba publish it; or a GGUF file of an
+            tokenizer.json if there is one; or a folder in the format of Mamba's authors; or a GGUF file of an
             architecture that `to_gguf` writes (needs the extra `hf`).
-        dtype: what to compute in; the weights are converted from whatever they are stored in.
+        dtype: the model's dtype; stored weights of any dtype are converted.
 
     Returns:
-        the model in evaluation mode, and its tokenizer, None if the folder has none.
+        the model in evaluation mode, and its tokenizer (None if the folder has none).
 
     Raises:
         ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
@@ -167,9 +167,9 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
     """Write a language model as a folder that transformers loads with its own class, without code of this package.
 
     Args:
-        portable: a `LanguageModel` of a shape that one of the known architectures has.
+        portable: a `LanguageModel` with one of the known architectures.
         folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
-        model_type: the class to write for, by the model_type of its config.json; the first that fits if None. It
+        model_type: the target class, by the model_type of its config.json; the first that fits if None. This
             matters for dense Qwen3-Next ("qwen3_next"), which is also a Qwen3.5 ("qwen3_5_text", the default).
 
     Raises:
