@@ -14,7 +14,7 @@ OPTIONS = {"mamba2": {"d_state": 4}, "mamba3": {"d_state": 8}, "mlstm": {"n_head
 WITHOUT_GATES = {
     *("gated-attention", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves
     *("linear-attention", "performer"),  # sums that keep everything
-    *("hyena", "rwkv4-channel-mixing", "short-conv"),  # a window
+    *("hyena", "rwkv4-channel-mixing", "rwkv7-channel-mixing", "short-conv"),  # a window
 }
 
 

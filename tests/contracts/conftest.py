@@ -83,7 +83,10 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
         "ncgru": {"memory": "ncgru", "position": "rnn-ncgru"},
         "relative": {"position": "relative"},
     },
-    "recurrent": {"tied": {"tie_embeddings": True}},
+    "recurrent": {
+        "tied": {"tie_embeddings": True},
+        "values": {"mixer": "rwkv7", "mixer_options": {"n_heads": 2}},  # handed on from block to block
+    },
     "crvit": {"pooled": {"cell": "ncgru", "memory": "pooled"}},
 }
 SMALL = {

@@ -36,6 +36,8 @@ MIXERS = {
     "kda": {"n_heads": 2},
     "rwkv4": {},
     "rwkv4-channel-mixing": {},
+    "rwkv7": {"n_heads": 2},
+    "rwkv7-channel-mixing": {},
     "short-conv": {"biases": True},
 }
 

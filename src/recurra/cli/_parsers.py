@@ -323,8 +323,9 @@ float32 they may differ by 1e-5. The format of SOURCE is detected.
                 resumed, because no other format stores the optimiser's state
   hf            a folder for transformers (needs the extra hf)
   safetensors   one file with the weights, and the configuration and tokenizer as metadata
-  published     a folder of one of transformers' own classes; can be written if the model has the
-                same architecture. Classes: {", ".join(_choices.PUBLISHED_CLASSES.values())}
+  published     a folder of one of transformers' own classes, or flash-linear-attention's for RWKV-7
+                (whose .pth can be read too); can be written if the model has the same architecture.
+                Classes: {", ".join(_choices.PUBLISHED_CLASSES.values())}
   gguf          a file for llama.cpp, if it supports the architecture; written in float32, and
                 `recurra export gguf` can round (needs the extra hf)"""
 

@@ -92,6 +92,10 @@ class Mixer(nn.Module, ABC):
     is_linear_recurrence: ClassVar[bool] = False
     """Whether the state is only that of one linear recurrence, which `mix` computes through `recur`. Then
     `recurra.train.sequence_parallel.SequenceParallel` can compute all pieces of a sequence at the same time."""
+    d_carried: int = 0
+    """Channels that the mixer takes after the d_model of x and returns after those of y. In a model they pass from block
+    to block, zeros at first. A mixer needs an option `layer` for it: its number among those of its name in a model,
+    from 1, or None by itself."""
     across: "_Across | None" = None
     """Set by sequence parallelism while it calls the mixer."""
 
@@ -140,7 +144,7 @@ class Mixer(nn.Module, ABC):
             TypeError: x, mask, reset or cu_seqlens has the wrong type, or the state belongs to another module.
             ValueError: shapes do not fit, mask and cu_seqlens are both given, or the state belongs to another module.
         """
-        _check_input(x, self.d_model)
+        _check_input(x, self.d_model + self.d_carried)
         if x.device.type == "meta":
             require_numbers("x", x, self._weight())
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):

@@ -1,18 +1,21 @@
 """The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurra.checks import choose, require, require_at_least, require_positive, require_probability, sentence
 from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, TiedLinear
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
 from recurra.lengths import mask_fill
-from recurra.mixers.base import create_mixer
+from recurra.mixers.base import create_mixer, mixer_options
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
@@ -38,10 +41,24 @@ class MixerBlock(nn.Module):
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, continuing from the mixer's `state`; None is the start of a stream.
 
-        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite.
+        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. What x has beyond d_model channels
+        is for mixers alone (`Mixer.d_carried`), and passes through the block if its mixer takes none.
         """
-        mixed, state = self.mixer(self.norm_mixing(x), state, **lengths)
-        return x + self.dropout(mixed), state
+        d_model, carried = self.mixer.d_model, None
+        if x.shape[-1] > d_model:  # type: ignore[operator]
+            x, carried = x.tensor_split([d_model], -1)  # type: ignore[list-item]
+        given = self.norm_mixing(x)
+        if not self.mixer.d_carried:
+            mixed, state = self.mixer(given, state, **lengths)
+        else:
+            mixed, state = self.mixer(torch.cat([given, carried], -1), state, **lengths)
+            mixed, carried = mixed.tensor_split([d_model], -1)
+        x = self.mix_channels(x + self.dropout(mixed))
+        return x if carried is None else torch.cat([x, carried], -1), state
+
+    def mix_channels(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L d_model"]:
+        """Apply the other half of a block, if it has one."""
+        return x
 
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
@@ -70,12 +87,10 @@ class Block(MixerBlock):
         self.norm_feed_forward = norm_feed_forward
         self.feed_forward = feed_forward
 
-    def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply both halves, continuing as `MixerBlock.forward` does."""
-        x, state = super().forward(x, state, **lengths)
-        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
+    def mix_channels(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L d_model"]:
+        """Apply the feed-forward network."""
+        mixed: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ class LanguageModelConfig(ModelConfig):
     """Multiplies the initial last weights of each half of a block: those of the feed-forward network and of the mixer's
     output projection, if it has one. With 0, such blocks begin as the identity."""
     embedding_norm: bool = False
-    """Normalise embedded tokens, as RWKV-4 does."""
+    """Normalise embedded tokens, as RWKV does."""
     logit_cap: float | None = None
     """Bound of the logits, cap * tanh(logit / cap); none if None."""
     dropout: float = 0.0
@@ -178,8 +193,9 @@ class LanguageModel(LanguageModelShell):
         self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            _block(create_mixer(name, config.d_model, **options), config) for name, options in config.mixers
+            _block(create_mixer(name, config.d_model, **options), config) for name, options in _numbered(config.mixers)
         )
+        self.d_carried = max(block.mixer.d_carried for block in self.blocks)  # type: ignore[union-attr, arg-type]
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
@@ -206,8 +222,11 @@ class LanguageModel(LanguageModelShell):
         """Run the stack of mixers and the final norm."""
         n_layer = len(self.blocks)
         layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
+        if self.d_carried:
+            x = functional.pad(x, (0, self.d_carried))
         x, next_layers = self.run_blocks(x, layers, **options)
-        return mask_fill(self.norm(x), options.get("mask"), 0), LanguageModelState(next_layers)
+        x = self.norm(x[..., : self.config.d_model])
+        return mask_fill(x, options.get("mask"), 0), LanguageModelState(next_layers)
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Return -log softmax(head(hidden))[target]."""
@@ -232,6 +251,15 @@ class LanguageModel(LanguageModelShell):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
         return ""
+
+
+def _numbered(mixers: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tell each mixer that has an option `layer` which of its name it is, from 1, if there are several."""
+    names, counts = [name for name, _ in mixers], Counter[str]()
+    for name, options in mixers:
+        counts[name] += 1
+        is_numbered = names.count(name) > 1 and "layer" in mixer_options(name)
+        yield name, {**options, "layer": counts[name]} if is_numbered else options
 
 
 def _embedding(config: LanguageModelConfig) -> nn.Embedding:
