@@ -93,9 +93,9 @@ class Mixer(nn.Module, ABC):
     """Whether the state is only that of one linear recurrence, which `mix` computes through `recur`. Then
     `recurra.train.sequence_parallel.SequenceParallel` can compute all pieces of a sequence at the same time."""
     d_carried: int = 0
-    """Channels that the mixer takes after the d_model of x and returns after those of y. In a model they pass from block
-    to block, zeros at first. A mixer needs an option `layer` for it: its number among those of its name in a model,
-    from 1, or None by itself."""
+    """Channels that the mixer takes after the d_model of x and returns after those of y. In a model they pass from
+    block to block, zeros at first. The mixer needs an option `layer`, which a model with several of its name sets to
+    their number, from 1."""
     across: "_Across | None" = None
     """Set by sequence parallelism while it calls the mixer."""
 

@@ -1,4 +1,4 @@
-"""RWKV-7's time mixing (Peng et al. 2025, "RWKV-7 'Goose' with Expressive Dynamic State Evolution", arXiv 2503.14456)."""
+"""RWKV-7's time mixing (Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution", arXiv 2503.14456)."""
 
 import math
 from typing import NamedTuple
@@ -156,9 +156,8 @@ class RWKV7(Mixer):
     ) -> tuple[Float[Tensor, "B L d_model"], Float[Tensor, "B H d d"]]:
         """Remove, write and read, all (B, L, d_model); add the bonus to the normalised outputs."""
         removed = self._heads(k * at_least_float32(self.removal_scale))
-        removed = removed * torch.rsqrt(
-            removed.square().sum(-1, keepdim=True).clamp_min(1e-24)
-        )  # as functional.normalize
+        # as functional.normalize does, with a finite derivative at zero, where a length has none
+        removed = removed * torch.rsqrt(removed.square().sum(-1, keepdim=True).clamp_min(1e-24))
         k = k * (1 + (a - 1) * at_least_float32(self.rate_share))
         r, w, k, v, a = (self._heads(x) for x in (r, w, k, v, a))
         y, h = generalised_delta_rule(r, mask_fill(k, mask, 0), v, w, removed, mask_fill(-a * removed, mask, 0), h)

@@ -41,8 +41,8 @@ class MixerBlock(nn.Module):
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, continuing from the mixer's `state`; None is the start of a stream.
 
-        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. What x has beyond d_model channels
-        is for mixers alone (`Mixer.d_carried`), and passes through the block if its mixer takes none.
+        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. What x has beyond d_model
+        channels is for mixers alone (`Mixer.d_carried`), and passes through the block if its mixer takes none.
         """
         d_model, carried = self.mixer.d_model, None
         if x.shape[-1] > d_model:  # type: ignore[operator]

@@ -3,7 +3,7 @@
 run           a folder that `recurra train` writes: config.yaml, tokenizer.json, checkpoints/
 hf            a folder that transformers loads: config.json, model.safetensors, tokenizer.json
 safetensors   one file, with its configuration and tokenizer in the metadata
-published     a folder that transformers loads with a class of its own, such as MambaForCausalLM; read also: RWKV-7's .pth
+published     a folder that transformers loads with a class of its own, such as MambaForCausalLM, or RWKV-7's .pth file
 gguf          a file that llama.cpp reads
 """
 

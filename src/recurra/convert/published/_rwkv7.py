@@ -136,6 +136,7 @@ RWKV7 = Architecture(
 )
 
 OF_THE_AUTHORS = RWKV7._replace(
+    settings=lambda config, options: {**_settings(config, options), "norm_first": True, "norm_eps": 1e-5},
     names={"embedding": "emb", "embedding_norm": "blocks.0.ln0", "norm": "ln_out", "head": "head"},
     config=partial(_config, head_epsilon=_EPSILON),
     rules=_rules_of_the_authors,

@@ -1,4 +1,4 @@
-"""The gated delta rule, a linear recurrence that overwrites stored values, in several equivalent modes; and RWKV-7's."""
+"""The gated delta rule and RWKV-7's generalisation: linear recurrences that overwrite what they remember."""
 
 from recurra.ops.delta_rule.generalised import generalised_delta_rule
 from recurra.ops.delta_rule.operator import Mode, delta_rule

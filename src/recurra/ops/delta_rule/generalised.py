@@ -190,7 +190,9 @@ def generalised_delta_rule(
         ValueError: shapes or devices do not fit, or the backend does not exist or is not for such inputs.
         RuntimeError: the backend cannot run here.
     """
-    named = dict(q=q, k=k, v=v, a=a, read=read, write=write) | ({} if state is None else {"state": state})
+    named = {"q": q, "k": k, "v": v, "a": a, "read": read, "write": write}
+    if state is not None:
+        named["state"] = state
     _check_inputs(named, q, v)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     compute = torch.float32

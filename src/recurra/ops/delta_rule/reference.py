@@ -103,11 +103,9 @@ def generalised_chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, r: Tensor, z: 
     of_values, of_state = torch.linalg.solve_triangular(-of_z, targets, upper=False, unitriangular=True).split(
         [d_v, k.shape[-1]], -1
     )
-    whole, z_to_end, added = up_to[..., -1, :, None], (z * after).mT, (k * after).mT @ v
+    of_chunks = of_values, of_state, up_to[..., -1, :, None], (z * after).mT, (k * after).mT @ v
     before, written = [], []
-    for values, reads, a_chunk, z_chunk, new in zip(
-        *(x.unbind(2) for x in (of_values, of_state, whole, z_to_end, added))
-    ):
+    for values, reads, a_chunk, z_chunk, new in zip(*(x.unbind(2) for x in of_chunks)):
         before.append(h)
         written.append(values + reads @ h)
         h = a_chunk * h + z_chunk @ written[-1] + new
