@@ -112,12 +112,14 @@ class RWKV7(Mixer):
         self.removal_scale.copy_(0.71 - 0.1 * (slope - 0.5))
         self.rate_share.fill_(1.02)
         self.bonus.fill_(-0.04)
-        for name in ("decay", "rate", "value", "gate"):
-            if (projection := getattr(self, f"{name}_projection", None)) is not None:
-                nn.init.orthogonal_(projection[2].weight, 0.1)
-        self.rate_projection[2].bias.copy_(0.3 * zigzag + 0.4 * (slope - 0.5) - 0.19)
+        biases = {"decay": None, "rate": 0.3 * zigzag + 0.4 * (slope - 0.5) - 0.19, "gate": None}
         if self.layer is not None and self.layer > 1:
-            self.value_projection[2].bias.copy_(0.73 - 0.4 * (slope - 0.5))
+            biases["value"] = 0.73 - 0.4 * (slope - 0.5)
+        for name, bias in biases.items():
+            second: nn.Linear = getattr(self, f"{name}_projection")[2]
+            nn.init.orthogonal_(second.weight, 0.1)
+            if bias is not None:
+                second.bias.copy_(bias)
 
     def transition_parameters(self) -> set[nn.Parameter]:
         return {self.decay_bias, *self.decay_projection.parameters()}

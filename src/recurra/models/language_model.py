@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,7 @@ from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, TiedLinear
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
 from recurra.lengths import mask_fill
-from recurra.mixers.base import create_mixer, mixer_options
+from recurra.mixers.base import Mixer, create_mixer, mixer_options
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
@@ -30,10 +30,10 @@ class MixerBlock(nn.Module):
         dropout: probability of dropping a channel of what the block adds to x.
     """
 
-    def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
+    def __init__(self, mixer: Mixer, norm: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm_mixing = norm
-        self.mixer = mixer
+        self.mixer: Mixer = mixer
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -44,15 +44,15 @@ class MixerBlock(nn.Module):
         `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. What x has beyond d_model
         channels is for mixers alone (`Mixer.d_carried`), and passes through the block if its mixer takes none.
         """
-        d_model, carried = self.mixer.d_model, None
-        if x.shape[-1] > d_model:  # type: ignore[operator]
-            x, carried = x.tensor_split([d_model], -1)  # type: ignore[list-item]
+        mixer, carried = self.mixer, None
+        if x.shape[-1] > mixer.d_model:
+            x, carried = x.tensor_split([mixer.d_model], -1)
         given = self.norm_mixing(x)
-        if not self.mixer.d_carried:
-            mixed, state = self.mixer(given, state, **lengths)
+        if carried is None or not mixer.d_carried:
+            mixed, state = mixer(given, state, **lengths)
         else:
-            mixed, state = self.mixer(torch.cat([given, carried], -1), state, **lengths)
-            mixed, carried = mixed.tensor_split([d_model], -1)
+            mixed, state = mixer(torch.cat([given, carried], -1), state, **lengths)
+            mixed, carried = mixed.tensor_split([mixer.d_model], -1)
         x = self.mix_channels(x + self.dropout(mixed))
         return x if carried is None else torch.cat([x, carried], -1), state
 
@@ -77,7 +77,7 @@ class Block(MixerBlock):
 
     def __init__(
         self,
-        mixer: nn.Module,
+        mixer: Mixer,
         norm: nn.Module,
         feed_forward: nn.Module,
         norm_feed_forward: nn.Module,
@@ -195,7 +195,7 @@ class LanguageModel(LanguageModelShell):
         self.blocks = nn.ModuleList(
             _block(create_mixer(name, config.d_model, **options), config) for name, options in _numbered(config.mixers)
         )
-        self.d_carried = max(block.mixer.d_carried for block in self.blocks)  # type: ignore[union-attr, arg-type]
+        self.d_carried = max(cast(MixerBlock, block).mixer.d_carried for block in self.blocks)
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
@@ -272,7 +272,7 @@ def _norm(config: LanguageModelConfig) -> nn.Module:
     return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
 
 
-def _block(mixer: nn.Module, config: LanguageModelConfig) -> MixerBlock:
+def _block(mixer: Mixer, config: LanguageModelConfig) -> MixerBlock:
     if config.d_channel_mixing == 0:
         return MixerBlock(mixer, _norm(config), config.dropout)
     feed_forward = FEED_FORWARDS[config.feed_forward](
