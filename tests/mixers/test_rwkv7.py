@@ -31,7 +31,7 @@ def low_rank(layer, name, x, function=lambda x: x):
 
 
 def by_a_loop(layer, x, state):
-    """Section 4 of the paper, with the state as it has it: values by keys. What comes after d_model is v_first."""
+    """The paper's layer, with the state as it has it: values by keys. What comes after d_model is v_first."""
     (s, before), outputs = (state.h.mT, state.x), []
     heads = layer.n_heads, -1
     for now in x.unbind(1):

@@ -36,7 +36,7 @@ class RWKV7(Mixer):
     r, w, k, v, a and g see x_t + mu * (x_{t-1} - x_t), each with its own mu: the token shift. Of k' = W_k x, kk_t is
     k' * k_k, of length 1 in each head, and what is written k_t = k' * (1 + (a_t - 1) * k_a). By channel are the decay
     w_t = exp(-exp(-1/2) sigmoid(w_0 + W_w2 tanh(W_w1 x))), the rate a_t = sigmoid(a_0 + W_a2 W_a1 x), and the gate
-    g_t = W_g2 sigmoid(W_g1 x). The norm is a layer norm of each head; p is the bonus of the step itself. (Section 4.)
+    g_t = W_g2 sigmoid(W_g1 x). The norm is a layer norm of each head; p is the bonus of the step itself.
 
     In a model of several, the values of the first are passed on beside the residual stream, and all others take
     v_t + (v_first - v_t) * sigmoid(v_0 + W_v2 W_v1 x). A mixer by itself is a first one.

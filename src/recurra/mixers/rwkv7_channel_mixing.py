@@ -12,7 +12,7 @@ from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixingState
 
 @register_mixer("rwkv7-channel-mixing")
 class RWKV7ChannelMixing(Mixer):
-    """y_t = W_v max(W_k (x_t + mu * (x_{t-1} - x_t)), 0)^2  (section 4.2)
+    """y_t = W_v max(W_k (x_t + mu * (x_{t-1} - x_t)), 0)^2
 
     mu starts as in the first published layer. A published block is `rwkv7` and then this mixer, with
     `d_channel_mixing` 0. The state is that of `rwkv4-channel-mixing`.

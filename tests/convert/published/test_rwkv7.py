@@ -93,7 +93,7 @@ def norm(x, weights, name, epsilon=1e-5):
 
 
 def time_mixing(w, x, before, s, first, epsilon):
-    """Section 4: one token of one sequence; s is (H, values, keys)."""
+    """The paper's layer: one token of one sequence; s is (H, values, keys)."""
     r_x, w_x, k_x, v_x, a_x, g_x = (x + w[f"x_{name}"].flatten() * (before - x) for name in "rwkvag")
     r, k, v = w["receptance.weight"] @ r_x, w["key.weight"] @ k_x, w["value.weight"] @ v_x
     decay = torch.exp(-math.exp(-0.5) * torch.sigmoid(w["w0"].flatten() + torch.tanh(w_x @ w["w1"]) @ w["w2"]))

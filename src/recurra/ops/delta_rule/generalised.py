@@ -166,7 +166,7 @@ def generalised_delta_rule(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]:
-    """Compute h_t = (diag(a_t) + write_t^T read_t) h_{t-1} + k_t^T v_t, y_t = q_t h_t (RWKV-7, arXiv 2503.14456, (17)).
+    """Compute h_t = (diag(a_t) + write_t^T read_t) h_{t-1} + k_t^T v_t, y_t = q_t h_t (arXiv 2503.14456).
 
     Vectors are rows and the state is (d_qk, d_v); the paper writes the transpose. `delta_rule` is the case write =
     -b k, read = a k, with values b v. Here what is removed, read and written can differ in direction, and in rate by
