@@ -46,7 +46,7 @@ class RWKV7(Mixer):
     linear layers do: in the authors' code the first ones are zeros, and the second ones then have no gradient.
 
     Args:
-        n_heads: heads; d_model / 64, as published, and at least 1, if None.
+        n_heads: heads; d_model / 64, as published, or the next smaller number that divides d_model, if None.
         decay_rank: rows of W_w1; 2.5 sqrt(d_model), as published for heads of 64 channels, if None. That and the other
             ranks are rounded to multiples of 32.
         rate_rank: rows of W_a1; 2.5 sqrt(d_model) if None.
@@ -71,7 +71,7 @@ class RWKV7(Mixer):
         norm_epsilon: float = 64e-5,
         layer: int | None = None,
     ) -> None:
-        n_heads = max(1, d_model // 64) if n_heads is None else n_heads
+        n_heads = usual_heads(d_model) if n_heads is None else n_heads
         require_heads(n_heads, d_model=d_model)
         require_positive(norm_epsilon=norm_epsilon)
         d_head = d_model // n_heads
@@ -169,6 +169,11 @@ class RWKV7(Mixer):
 
     def _heads(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L H d"]:
         return x.unflatten(-1, (self.n_heads, -1))
+
+
+def usual_heads(d_model: int) -> int:
+    """Return the number of heads of 64 channels or a few more."""
+    return next(n for n in range(max(1, d_model // 64), 0, -1) if d_model % n == 0)
 
 
 def _rank(factor: float, d_model: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recurra.checks import require, sentence
 from recurra.convert.published._rules import Architecture, Block, Rule, Settings, plain_rules
+from recurra.mixers.rwkv7 import usual_heads
 from recurra.models.language_model import LanguageModelConfig
 
 _TIME, _CHANNELS = "rwkv7", "rwkv7-channel-mixing"
@@ -58,7 +59,7 @@ def _settings(config: LanguageModelConfig, options: dict[str, dict[str, Any]]) -
     time, channels = options[_TIME], options.get(_CHANNELS, {"d_hidden": None})
     return {
         "num_hidden_layers": max(config.n_layer // 2, 1),
-        "head_dim": config.d_model // (time["n_heads"] or max(1, config.d_model // 64)),
+        "head_dim": config.d_model // (time["n_heads"] or usual_heads(config.d_model)),
         "intermediate_size": channels["d_hidden"] or 4 * config.d_model,
         "norm_first": config.embedding_norm,
         "norm_eps": config.norm_epsilon,
