@@ -148,7 +148,7 @@ def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> N
     room = x.new_zeros(jobs * room_size // 4)
     for first in range(0, vectors, _TOGETHER):
         matvec_kernel()(
-            *(multiply_share.address, kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
+            *(multiply_share[kind].address, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
             *(x.data_ptr() + 4 * first * n_in, y.data_ptr() + 4 * first * n_out, min(_TOGETHER, vectors - first)),
             *(n_in, n_out, room.data_ptr(), room_size, jobs),
             jobs=jobs,

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numba import prange
 
-from recurra.ops._toolkit.launch import Kernel, compile_function, compile_inline
+from recurra.ops._toolkit.launch import LoopKernel, compile_inline, compile_part
 
 _NOTHING = -1
 """Result for a row that has no token to choose."""
@@ -94,7 +94,7 @@ def _put_in_bins(values, high, scale, bins):  # type: ignore[no-untyped-def]
         bins[i] = np.int32(below if below < _BINS - 1 else _BINS - 1)
 
 
-@compile_function
+@compile_part
 def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
     """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1."""
     some, weighs = values, weights
@@ -143,7 +143,7 @@ def _kept(values, smallest, places):  # type: ignore[no-untyped-def]
     return n
 
 
-@compile_function
+@compile_part
 def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
     """Keep the k largest values, and those that equal the last of them, at the front, in order; give their number."""
     n, none = len(values), np.empty(0)
@@ -246,7 +246,7 @@ def _place_of(weights, sums, share):  # type: ignore[no-untyped-def]
 # --- rows ---
 
 
-@compile_function
+@compile_part
 def _drawn(row, largest, temperature, k, p, below, share):  # type: ignore[no-untyped-def]
     """Draw a token of a row; `below` is how far under the largest a value may lie."""
     n = len(row)
@@ -285,4 +285,4 @@ def _choose(logits, temperatures, ks, ps, belows, shares, tokens):  # type: igno
             )
 
 
-choose_kernel = Kernel(_choose)
+choose_kernel = LoopKernel(_choose)
