@@ -36,10 +36,28 @@ _LOWEST = -700.0  # the exponential of less is 0 here
 _TERMS = np.array([1 / math.factorial(n) for n in range(14)])
 
 
+# loops in place of what numpy has for them, each of which would take a quarter of a second to compile
+
+
+@compile_inline
+def _fill(values, number):  # type: ignore[no-untyped-def]
+    for i in range(len(values)):
+        values[i] = number
+
+
+@compile_inline
+def _most(values):  # type: ignore[no-untyped-def]
+    most = values[0]
+    for i in range(1, len(values)):
+        most = values[i] if values[i] > most else most
+    return most
+
+
 @compile_inline
 def _largest(row):  # type: ignore[no-untyped-def]
     """The largest number; NaN if there is one."""
-    running, n_nan = np.full(_SHORT, -np.inf, row.dtype), 0
+    running, n_nan = np.empty(_SHORT, row.dtype), 0
+    _fill(running, -np.inf)
     stop = len(row) - len(row) % _SHORT
     for start in range(0, stop, _SHORT):
         part = row[start : start + _SHORT]
@@ -49,7 +67,7 @@ def _largest(row):  # type: ignore[no-untyped-def]
         running[0] = max(running[0], row[i])
     for i in range(len(row)):
         n_nan += row[i] != row[i]
-    return running.max() if n_nan == 0 else row.dtype.type(np.nan)
+    return _most(running) if n_nan == 0 else row.dtype.type(np.nan)
 
 
 @compile_inline
@@ -72,7 +90,9 @@ def _first_place(row, value):  # type: ignore[no-untyped-def]
 @compile_inline
 def _extent(values):  # type: ignore[no-untyped-def]
     """The largest value and the smallest finite one, halved, so that their distance is finite."""
-    high, low, half = np.full(_LANES, -np.inf), np.full(_LANES, np.inf), 0.5
+    high, low, half = np.empty(_LANES), np.empty(_LANES), 0.5
+    _fill(high, -np.inf)
+    _fill(low, np.inf)
     stop = len(values) - len(values) % _LANES
     for start in range(0, stop, _LANES):
         some = values[start : start + _LANES]
@@ -84,7 +104,9 @@ def _extent(values):  # type: ignore[no-untyped-def]
         x = half * values[i]
         high[0] = max(high[0], x)
         low[0] = x if x < low[0] and x > -np.inf else low[0]
-    return high.max(), low.min()
+    for lane in range(_LANES):
+        low[0] = low[lane] if low[lane] < low[0] else low[0]
+    return _most(high), low[0]
 
 
 @compile_inline
@@ -104,7 +126,7 @@ def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
         if not high - low > _CLOSE:
             return some.dtype.type(2 * low if low < np.inf else -np.inf)
         _put_in_bins(some, high, (_BINS - 1) / (high - low), bins)
-        held[:] = 0.0
+        _fill(held, 0.0)
         for i in range(len(some)):  # neighbours add to different numbers, so that none waits for the other
             held[_SIDES * bins[i] + i % _SIDES] += weighs[i] if len(weighs) else 1.0
         chosen, reached = 0, before
@@ -152,7 +174,7 @@ def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
         return _kept(values, _value_at(values, none, k), places)
     n_blocks = 0
     for block in range(len(tops)):
-        tops[block] = values[block * _SHORT : (block + 1) * _SHORT].max()
+        tops[block] = _most(values[block * _SHORT : (block + 1) * _SHORT])
         n_blocks += tops[block] > -np.inf
     # k blocks reach that, and so do k values at least; if fewer have a token that is not ruled out, all are looked at
     enough = _value_at(tops, none, k) if n_blocks >= k else values.dtype.type(-np.inf)
@@ -208,14 +230,16 @@ def _sums(weights, sums):  # type: ignore[no-untyped-def]
     for block in range(len(sums)):
         part = weights[block * _BLOCK : (block + 1) * _BLOCK]
         stop = len(part) - len(part) % _LANES
-        running[:] = 0.0
+        _fill(running, 0.0)
         for start in range(0, stop, _LANES):
             some = part[start : start + _LANES]
             for lane in range(_LANES):
                 running[lane] += some[lane]
         for i in range(stop, len(part)):
             running[0] += part[i]
-        sums[block] = running.sum()
+        sums[block] = 0.0
+        for lane in range(_LANES):
+            sums[block] += running[lane]
         whole += sums[block]
     return whole
 

@@ -14,13 +14,13 @@ from numba.core.typed_passes import NativeLowering
 
 
 class _KernelCode(JITCodeLibrary):
-    """Code that is optimised as a whole, without looking for loops to vectorise: kernels are written in vectors."""
+    """Code that is optimised once, as a whole."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        manager, builder = self._codegen._module_pass_manager(opt=2, loop_vectorize=False, slp_vectorize=False)
+        manager, builder = self._codegen._module_pass_manager(opt=2, slp_vectorize=False)
         manager.run(self._final_module, builder)
 
 

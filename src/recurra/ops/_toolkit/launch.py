@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from inspect import signature
-from struct import pack
+from struct import Struct
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numba
 import torch
@@ -148,6 +148,9 @@ def _shares(address, words, jobs, threads):  # type: ignore[no-untyped-def]
 _launch = compile_function(_shares, parallel=True)
 
 
+_Form: TypeAlias = tuple[Apart, Callable[..., bytes]]  # a kernel for some types of arguments, and what packs these
+
+
 class Kernel:
     """A loop over independent jobs, run by all threads or by one.
 
@@ -161,7 +164,7 @@ class Kernel:
 
     def __init__(self, function: Callable) -> None:
         self.__doc__, self._function = function.__doc__, function
-        self._forms: dict[tuple, Apart] = {}
+        self._forms: dict[tuple[type, ...], _Form] = {}
 
     def __call__(self, *arguments: Any, jobs: int, work: int) -> None:
         """Run `jobs` independent jobs that compute `work` numbers in all."""
@@ -181,23 +184,27 @@ class Kernel:
             _parallel_kernels.release()
 
     def _run(self, arguments: tuple, jobs: int, threads: int) -> None:
-        words: list[float] = []
-        kinds: list[Any] = []
-        for argument in arguments:
-            if isinstance(argument, tuple):
-                words += argument
-                kinds += type(argument), len(argument)
-            else:
-                words.append(argument)
-                kinds.append(float if type(argument) is float else int)
-        form = self._forms.get(key := tuple(kinds))
-        if form is None:
-            self._forms[key] = form = Apart(_entry(self._function, arguments))
-        kept = array("q", pack("".join(["d" if type(word) is float else "q" for word in words]), *words))
+        form, pack = self._forms.get(kinds := tuple(map(type, arguments))) or self._form(kinds, arguments)
+        words = array("q", pack(*_flat(arguments)))
         if threads == 1:
-            form.compiled(kept.buffer_info()[0], 0, jobs)
+            form.compiled(words.buffer_info()[0], 0, jobs)
         else:
-            _launch(form.address, kept.buffer_info()[0], jobs, threads)
+            _launch(form.address, words.buffer_info()[0], jobs, threads)
+
+    def _form(self, kinds: tuple[type, ...], arguments: tuple) -> _Form:
+        letters = ["d" if isinstance(number, float) else "q" for number in _flat(arguments)]
+        form = self._forms[kinds] = Apart(_entry(self._function, arguments)), Struct("".join(letters)).pack
+        return form
+
+
+def _flat(arguments: tuple) -> list[float]:
+    words: list[float] = []
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            words += argument
+        else:
+            words.append(argument)
+    return words
 
 
 class LoopKernel(Kernel):
