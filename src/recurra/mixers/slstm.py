@@ -75,24 +75,27 @@ class SLSTM(Mixer):
         self, x: Float[Tensor, "B L D"], state: SLSTMState | None = None
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Return the forget gate and its phase, which is 0, for every channel, after `state`; None starts a stream."""
-        projected, weights, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
+        projected, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
         before = parts.h[:, None]
         with without_autocast(x):  # as `mix` does
             if x.shape[1] > 1:
-                before = torch.cat([before, slstm_sequence(projected, weights, parts)[0][:, :-1]], 1)
-            recurrent = torch.einsum("blhd,hde->blhe", before, weights.chunk(4, -1)[2])
+                before = torch.cat([before, self._sequence(projected, parts)[0][:, :-1]], 1)
+            recurrent = torch.einsum("blhd,hde->blhe", before, at_least_float32(self.recurrent_weights).chunk(4, -1)[2])
         f = torch.sigmoid(projected[:, :, 2] + recurrent).flatten(2)
         return f, torch.zeros_like(f)
 
     def mix(self, x: Tensor, state: SLSTMState, mask: None) -> tuple[Tensor, SLSTMState]:
-        projected, weights, parts = self._parts(x, state)
+        projected, parts = self._parts(x, state)
         with without_autocast(x):  # it would round the state to bfloat16 at every step
-            y, last = slstm_sequence(projected, weights, parts)
+            y, last = self._sequence(projected, parts)
         y = functional.layer_norm(y, y.shape[-1:]).flatten(-2) * self.norm_weight
         return y.to(x.dtype), SLSTMState(*(part.flatten(1) for part in last))
 
-    def _parts(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, Tensor, SLSTMParts]:
-        """W x + b of all gates, R, and the state by heads."""
+    def _parts(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, SLSTMParts]:
+        """W x + b of all gates, and the state by heads."""
         projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
         parts = SLSTMParts(*(part.unflatten(-1, (self.n_heads, -1)) for part in state))
-        return projected, at_least_float32(self.recurrent_weights), parts
+        return projected, parts
+
+    def _sequence(self, projected: Tensor, parts: SLSTMParts) -> tuple[Tensor, SLSTMParts]:
+        return slstm_sequence(projected, at_least_float32(self.recurrent_weights), parts)
