@@ -328,15 +328,15 @@ def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
         else 0.0
         for choice in choices
     ]
-    tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
+    rows, tokens = _penalised_rows(logits, choices).contiguous().numpy(), np.empty(n_rows, np.int64)
     choose_kernel(
-        _penalised_rows(logits, choices).contiguous().numpy(),
-        torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
-        torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
-        torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
-        torch.tensor(belows, dtype=logits.dtype, device="cpu").numpy(),
-        torch.tensor(shares, dtype=torch.float64, device="cpu").numpy(),
-        tokens.numpy(),
+        rows,
+        np.array(temperatures, rows.dtype),
+        np.array(ks, np.int64),
+        np.array(ps, np.float64),
+        np.array(belows, rows.dtype),
+        np.array(shares, np.float64),
+        tokens,
         jobs=n_rows,
         work=n_rows * n_words,
     )
