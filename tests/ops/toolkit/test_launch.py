@@ -132,6 +132,42 @@ def test_a_kernel_that_raises_leaves_the_threads_free(kernel, monkeypatch):
     assert not launch._parallel_kernels.locked()
 
 
+ARGUMENTS = """
+from collections import namedtuple
+import numpy as np, torch
+from recurra.ops._toolkit.launch import Kernel
+from recurra.ops._toolkit.vectors import Lanes, load, store
+
+ONE = Lanes("float64", 1)
+Sizes = namedtuple("Sizes", ["first", "step"])
+
+def fill(y, twice, some, sizes, negative, share):
+    for job in range(share[0], share[1]):
+        number = job * sizes.step + sizes.first + some[1]
+        for _ in range(number):
+            store(y, job, ONE, load(y, job, ONE) + load(twice, 0, ONE) * load(twice, 0, ONE))
+        if negative < 0:
+            store(y, job, ONE, load(y, job, ONE) + load(y, job, ONE))
+
+kernel, three = Kernel(fill), np.array([3.0])
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    for n in (1, 5, 40):
+        for negative in (-0.5, 0.5, True):
+            y = np.zeros(n)
+            kernel(y.ctypes.data, three.ctypes.data, (100, 7), Sizes(1, 2), negative, jobs=n, work=1_000_000)
+            np.testing.assert_array_equal(y, 9 * (2 * np.arange(n) + 8) * (2 if negative < 0 else 1))
+print("filled")
+"""
+
+
+def test_a_kernel_gets_its_arguments_whole(run_python, tmp_path):
+    (tmp_path / "filling.py").write_text(ARGUMENTS)
+    program = "import sys; sys.path.insert(0, '.')\nimport filling"
+    for _ in range(2):  # the second time from the disk
+        assert run_python(program, OMP_NUM_THREADS="2", NUMBA_NUM_THREADS="2").split() == ["filled"]
+
+
 @pytest.mark.parametrize("n_operators", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer", ["default", "workqueue"])
 def test_threads_and_forked_children(layer, n_operators, run_python):

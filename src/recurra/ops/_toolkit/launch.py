@@ -136,7 +136,7 @@ def _entry(function: Callable, arguments: tuple) -> Callable[[int, int, int], in
     names = {"function_of_jobs": compile_part(function), "arguments_at": _from_words(kinds)}
     entry = FunctionType(code, {"__name__": function.__module__, **names})
     form = sha256(repr((kinds, cells)).encode()).hexdigest()[:12]
-    entry.__qualname__ = f"{function.__qualname__}_{form}"
+    entry.__name__, entry.__qualname__ = function.__name__, f"{function.__qualname__}_{form}"
     return entry
 
 
