@@ -6,6 +6,7 @@ it copies the function into its callers, where all is done again. That was more 
 
 from typing import Any
 
+import llvmlite.binding as llvm
 from numba import _dynfunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, DefaultPassBuilder
@@ -20,7 +21,12 @@ class _KernelCode(JITCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        manager, builder = self._codegen._module_pass_manager(opt=2, slp_vectorize=False)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options.slp_vectorization = False
+        builder = llvm.create_pass_builder(self._codegen._tm, options)
+        manager = builder.getModulePassManager()
+        if hasattr(manager, "add_refprune_pass"):  # from llvmlite 0.45 on
+            manager.add_refprune_pass()
         manager.run(self._final_module, builder)
 
 
