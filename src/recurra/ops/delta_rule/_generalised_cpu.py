@@ -10,8 +10,6 @@ registers. The forward walk keeps u and every `every`th state. Unlike there, a b
 walks, whole vectors of it: a head has 64 channels as published, and others are filled up with zeros.
 """
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -95,11 +93,11 @@ def _walk(q, k, v, a, r, z, h, y, u, kept, length, heads, d_qk, d_v, every, rest
 
 @Kernel
 def generalised_delta_rule_forward(  # type: ignore[no-untyped-def]
-    q, k, v, a, r, z, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, every, workers
+    q, k, v, a, r, z, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, every, workers, share
 ):
     """Fill y, the last state, and u and the kept states (batch, heads, chunks, d_qk, d_v), if they are not 0."""
     n_kept = (length + every - 1) // every
-    for worker in prange(workers):
+    for worker in range(share[0], share[1]):
         h = scratch + 4 * worker * size
         for job in range(worker, batch * heads, workers):
             first = job // heads * length * heads + job % heads
@@ -174,11 +172,11 @@ def _back_to_state(r, a, du, before, c, dr, da, rows, pitch, start, rest, is_fir
 @Kernel
 def generalised_delta_rule_backward(  # type: ignore[no-untyped-def]
     dy, dlast, q, k, v, a, r, z, u, kept, dq, dk, dv, da, dr, dz, dstate, scratch, size, batch, length, heads, d_qk,
-    d_v, every, block, pitch, workers,
+    d_v, every, block, pitch, workers, share,
 ):  # fmt: skip
     """Fill all gradients; a block of columns has `block` of them, each with its key channels filled up to `pitch`."""
     n_kept, tile = (length + every - 1) // every, 4 * block * pitch
-    for worker in prange(workers):
+    for worker in range(share[0], share[1]):
         c = scratch + 4 * worker * size
         states = c + tile
         of_v = states + (every + 1) * tile
