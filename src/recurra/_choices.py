@@ -40,9 +40,10 @@ PUBLISHED_CLASSES = {
     "qwen3_next": "Qwen3NextForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "rwkv": "RwkvForCausalLM",
+    "rwkv7": "RWKV7ForCausalLM",
     "xlstm": "xLSTMForCausalLM",
 }
-"""Transformers' classes that can be converted, by the model_type of their config.json."""
+"""Transformers' classes that can be converted, and flash-linear-attention's for RWKV-7, by their model_type."""
 
 RECENT_TOKENS = 64
 """How many of its last tokens a stream remembers, and so how far back a repetition penalty can look."""

@@ -19,7 +19,7 @@ OPTIONS = {
 WITHOUT_GATES = {
     *("gated-attention", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves
     *("linear-attention", "performer"),  # sums that keep everything
-    *("hyena", "rwkv4-channel-mixing", "short-conv"),  # a window
+    *("hyena", "rwkv4-channel-mixing", "rwkv7-channel-mixing", "short-conv"),  # a window
 }
 
 

@@ -92,6 +92,7 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
             "residual_scale": 0.7,
             "logit_scale": 0.4,
         },
+        "values": {"mixer": "rwkv7", "mixer_options": {"n_heads": 2}},  # handed on from block to block
     },
     "crvit": {"pooled": {"cell": "ncgru", "memory": "pooled"}},
 }

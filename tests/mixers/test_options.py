@@ -69,6 +69,7 @@ TRANSITIONS = {
     "mamba3": {"step_bias"},
     "rg-lru": {"decay", "recurrence_gate.bias", "recurrence_gate.weight"},
     "rwkv4": {"bonus", "log_decay"},
+    "rwkv7": {"decay_bias", "decay_projection.0.weight", "decay_projection.2.weight"},
     "s4d": {"frequency", "log_decay", "log_step"},
     "s5": {"frequency", "log_decay", "log_step"},
     "s5-hyena": {"frequency", "log_decay", "log_step"},

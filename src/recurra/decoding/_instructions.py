@@ -25,7 +25,7 @@ from torch import Tensor
 
 LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT, SELECT, CHOOSE = range(7)
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-"""How a matrix keeps its numbers."""
+"""How a matrix keeps its numbers. In a table, the address of the function that multiplies by it stands for this."""
 
 FUNCTIONS = (
     *("copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt"),

@@ -402,6 +402,22 @@ def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> N
     _matrix_product(memory, y, q, last)
 
 
+@_rule("recurra.generalised_delta_rule_fused.default")
+def _generalised_delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
+    *inputs, state = operands[:7]
+    if inputs[0].shape[1] != 1:
+        raise StepNotCompiled(f"a delta rule of {inputs[0].shape[1]} steps")
+    y, q, k, v, a, read, write = (_dense(memory, x[:, 0]).flatten(0, 1).unsqueeze(1) for x in (outs[0], *inputs))
+    last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
+    product, value = memory.scratch(state.shape), memory.scratch(v.shape)
+    _matrix_product(memory, value, read, state)
+    memory.map("mul", last, state, a.mT)
+    for key, written in ((write, value), (k, v)):
+        memory.map("mul", product, key.mT, written)
+        memory.map("add", last, last, product)
+    _matrix_product(memory, y, q, last)
+
+
 @_rule("recurra.gate_loop_fused.default")
 def _gate_loop(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
     (y, *returned), (q, k, v, a_re, a_im, x_re, x_im, *_) = outs, operands

@@ -29,6 +29,8 @@ from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.mixers.rwkv4 import RWKV4, RWKV4State
 from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
+from recurra.mixers.rwkv7 import RWKV7, RWKV7State
+from recurra.mixers.rwkv7_channel_mixing import RWKV7ChannelMixing
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
@@ -44,6 +46,7 @@ __all__ = [
     "RGLRU",
     "RNN",
     "RWKV4",
+    "RWKV7",
     "S4D",
     "S5",
     "SLSTM",
@@ -92,6 +95,8 @@ __all__ = [
     "RWKV4ChannelMixing",
     "RWKV4ChannelMixingState",
     "RWKV4State",
+    "RWKV7ChannelMixing",
+    "RWKV7State",
     "Reformer",
     "ReformerState",
     "RelativeAttention",

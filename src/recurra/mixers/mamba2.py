@@ -33,29 +33,29 @@ class Mamba2(Mixer):
 
         h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t^T u_t,  SSD(u)_t = C_t h_t  in every head
 
-    A = -exp(log_decay) is one number a head, so the transition is one too, and long sequences are matrix products in
-    chunks (`recurra.gate_loop`). u, B and C have passed a short convolution and SiLU; Delta = softplus(. + step_bias)
-    is one step size a head. The heads of a group share B and C. The norm divides by the root mean square of each
+    A = -exp(log_decay) is one number per head, and so is the transition; long sequences are computed by matrix products
+    in chunks (`recurra.gate_loop`). u, B and C pass a short convolution and SiLU first; Delta = softplus(. + step_bias)
+    is one step size per head. The heads of a group share B and C. The norm divides by the root mean square of each
     group's channels of u, after the gate.
 
     Equal to the authors' code (mamba_ssm/modules/mamba2.py of github.com/state-spaces/mamba) with its default options.
-    Not here, and refused by the converter: upper limits of the step sizes (`dt_limit`, in transformers
-    `time_step_limit`), biases of the projections, a convolution without one, an MLP beside the recurrence, and
-    `D_has_hdim`.
+    Not implemented, and refused by the converter: upper limits of the step sizes (`dt_limit`, in transformers
+    `time_step_limit`), projection biases, a convolution without bias, an MLP in parallel to the recurrence
+    (`d_ssm`), and `D_has_hdim`.
 
-    The start is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
-    Decided: `n_heads` instead of a size of the heads; padding has a step size of 0, which is a transition of 1; the
-    bias of Delta is added in float32.
+    Initialisation is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to
+    max_step. Our choices: `n_heads` instead of a head size; padding has a step size of 0, which is a transition of 1;
+    the bias of Delta is added in float32.
 
     Args:
         d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model` unless `d_inner` is given.
-        n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
-        n_groups: groups of heads with a B and a C of their own.
-        min_step, max_step: the range of step sizes at the start.
-        norm_epsilon: what the norm adds to the mean square.
-        norm: where the norm is: "after" the gate or "before" it; none if None.
+        n_heads: heads; if None, as many as fit with the published 64 channels or more, and at least one.
+        n_groups: groups of heads; each group has its own B and C.
+        min_step, max_step: range of the initial step sizes.
+        norm_epsilon: added to the mean square in the norm.
+        norm: "after" the gate or "before" it; None: no norm.
         d_inner: channels of u; `expand * d_model` if None.
         least_step: lower limit of the step sizes, as in Nemotron-H (arXiv 2504.03624).
     """

@@ -44,7 +44,7 @@ class Experiment:
     model: Any = None
     """The configuration of the model, without the sizes that the data fill in; None for its defaults."""
     init_from: str | None = None
-    """Start from these weights instead of fresh ones."""
+    """Start from these weights instead of random ones."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Adapters that are trained in place of these weights."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -36,6 +36,8 @@ MIXERS = {  # one block each, so that one trace does for many
     "rg-lru": {"lru_width": 4, "n_heads": 2},
     "rwkv4": {"d_wkv": 5},
     "rwkv4-channel-mixing": {"d_hidden": 7},
+    "rwkv7": {"n_heads": 2},
+    "rwkv7-channel-mixing": {"d_hidden": 7},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
