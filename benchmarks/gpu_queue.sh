@@ -11,7 +11,7 @@
 #
 #   equality   60 s  every kernel and every mixer on the card beside float64 on the CPU (equality.json)
 #   kernels    60 s  GB/s of each operator beside a copy, and other libraries if they are installed (kernels.json)
-#   graphs     60 s  training with CUDA graphs beside training without: equality, ms an update, memory (graphs.json)
+#   graphs     60 s  with CUDA graphs and without: equality, ms an update or a token, memory, tokens/s (graphs.json)
 #   steps      90 s  training steps of published recipes: tokens/s and MFU (steps.json)
 #   runs             long runs in what time is left; runs that are in $RUNS already are resumed (runs.tar.gz)
 #   tests     100 s  the tests of the Triton kernels on the card (tests.txt)

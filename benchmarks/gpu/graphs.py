@@ -1,10 +1,13 @@
-"""Training with CUDA graphs beside training without: the same numbers bit for bit, time and memory.
+"""Training, evaluation and decoding with CUDA graphs beside those without: equal numbers bit for bit, time, memory.
 
 python -m benchmarks.gpu.graphs
 
 Each case makes 20 updates of a recipe through the trainer, three times from one seed: twice without graphs, which shows
 whether the card repeats itself, and once with them. Weights, the optimiser's state, the carried state and all losses
-are compared, then more updates are timed. Without a card, `RecordedCapture` takes the place of CUDA graphs.
+are compared, then more updates are timed. The trained model is then evaluated both ways on its validation split.
+Decoding steps the 88M GateLoop of `benchmarks.decoding` from one state, twice without graphs and once with them, and
+compares all logits and states; times are medians, and the host waits for each step, as for a token that is chosen.
+Without a card, `RecordedCapture` takes the place of CUDA graphs.
 """
 
 import random
@@ -13,22 +16,31 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from benchmarks.gpu.card import arguments, machine, place, write
+from benchmarks.decoding import gateloop
+from benchmarks.gpu.card import arguments, distance, machine, place, write
+from recurra.data.batches import Batch, BatchSource
+from recurra.decoding.steps import CapturedStep
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.ops._toolkit.graphs import CudaCapture
 from recurra.state import tensors
 from recurra.train.evaluate import evaluate
 from recurra.train.loop import Trainer
 from recurra.train.recipe import load_recipe
 from recurra.train.run_folder import RunFolder
 
-UPDATES, TIMED = 20, 40
+UPDATES, TIMED, STEPS, BATCHES = 20, 40, 50, 32
+DECODING = {"decoding-1": 1, "decoding-8": 8, "decoding-64": 64}
+"""Streams side by side."""
 # 320 training sequences are 10 updates of 32, so that the window grows in the middle.
 CASES = {
     "gateloop": (
@@ -124,6 +136,9 @@ class RecordedCapture:
         self.n_captures += 1
         return outputs, lambda: self._replay(recorder.calls)
 
+    def fresh(self) -> "RecordedCapture":
+        return RecordedCapture()
+
     @torch.no_grad()
     def _replay(self, calls: Sequence[tuple[Any, Any, Any, Any]]) -> None:
         self.n_replays += 1
@@ -191,22 +206,85 @@ def run(trainer: Trainer, n_timed: int) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def measured(case: str, text: Path, dry: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"case": case, "updates": UPDATES}
+    with Dispatched() if dry else torch.enable_grad():
+        found = decoded(DECODING[case], dry) if case in DECODING else trained(case, text, dry)
+    return {"case": case, **found}
+
+
+def trained(case: str, text: Path, dry: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"updates": UPDATES}
     results = {}
     for name in ("eager", "again", "graphs"):
-        with tempfile.TemporaryDirectory() as folder, Dispatched() if dry else torch.enable_grad():
+        with tempfile.TemporaryDirectory() as folder:
             trainer = trainer_of(case, text, Path(folder), graphs=name == "graphs", dry=dry)
             found[name], results[name] = run(trainer, 2 if dry else TIMED)
             found[name]["refused"] = [*trainer._notes]
+            if name == "again":
+                found["evaluation"] = evaluated(trainer, dry)
             del trainer
     found["eager_repeats"] = is_equal(results["eager"], results["again"])
-    found["equal"] = is_equal(results["eager"], results["graphs"])
+    found["equal"] = is_equal(results["eager"], results["graphs"]) and found["evaluation"]["equal"]
     return found
 
 
+class Repeated(NamedTuple):
+    """The batches of a source, several times over."""
+
+    source: BatchSource
+    n_times: int
+
+    def __len__(self) -> int:
+        return self.n_times * len(self.source)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        return self.source.batch(epoch, step % len(self.source))
+
+
+def evaluated(trainer: Trainer, dry: bool) -> dict[str, Any]:
+    """Scores of the validation split, with enough batches for graphs to be worth while: equality and tokens/s."""
+    source = Repeated(trainer.validation, -(-BATCHES // len(trainer.validation)))
+    evaluate(trainer.model, source)  # compiles
+    eager = evaluate(trainer.model, source)
+    graphs = evaluate(trainer.model, source, capture=RecordedCapture() if dry else CudaCapture(trainer.fabric.device))
+    rates = {"eager": eager.tokens_per_second, "graphs": graphs.tokens_per_second}
+    return {"tokens_per_second": rates, "equal": eager[:5] == graphs[:5], "batches": len(source)}
+
+
+@cache
+def model_of(dry: bool) -> LanguageModel:
+    if not dry:
+        return gateloop().cuda()
+    options = {"d_qk": 8, "d_v": 8, "n_heads": 8}
+    return LanguageModel(LanguageModelConfig(31, None, 1, 8, 8, mixer_options=options)).eval()
+
+
+@torch.inference_mode()
+def decoded(n_streams: int, dry: bool) -> dict[str, Any]:
+    """Steps of streams side by side: whether all logits and states are equal, and milliseconds a step."""
+    model, results, found = model_of(dry), {}, {}
+    vocabulary = model.config.vocab_size
+    tokens = torch.randint(vocabulary, (STEPS // 10 if dry else STEPS, n_streams, 1), device=model.head.weight.device)
+    _, start = model(tokens[0])
+    graphs = CapturedStep(model, vocabulary, RecordedCapture() if dry else None)
+    if graphs.program(n_streams) is None:
+        raise RuntimeError("there is no graph of these steps")
+    for name, step in {"eager": model, "again": model, "graphs": graphs}.items():
+        state, results[name], seconds = start, [], []
+        for token in tokens:
+            began = time.perf_counter()
+            logits, state = step(token, state)
+            logits[0, 0, 0].item()  # waits for the card
+            seconds.append(time.perf_counter() - began)
+            results[name] += [logits, *tensors(state)]
+        found[name] = {"milliseconds": 1e3 * median(seconds)}
+    found["eager_repeats"] = is_equal(results["eager"], results["again"])
+    found["equal"] = is_equal(results["eager"], results["graphs"])
+    return found | {"distance": max(map(distance, results["graphs"], results["eager"]))}
+
+
 def main(words: list[str] | None = None) -> None:
-    parser = arguments(__doc__, "graphs.json")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    parser, cases = arguments(__doc__, "graphs.json"), [*CASES, *DECODING]
+    parser.add_argument("--only", nargs="+", choices=cases, default=cases, metavar="CASE")
     given = parser.parse_args(words)
     device = place(given.dry)
     found: list[dict[str, Any]] = []

@@ -14,6 +14,7 @@ RUNS = {
     "data-controlled-muon": ("data-controlled, Muon", "C1", "-"),
     "data-controlled-ring": ("data-controlled, ring", "C2", "-"),
     "data-controlled": ("data-controlled, as published", "C3", "-"),
+    "fixed-zero-branches": ("fixed, SOAP, zero branches", "C4", "--"),
     "fixed-soap": ("fixed, SOAP", "C0", "--"),
     "fixed-muon": ("fixed, Muon", "C1", "--"),
     "fixed": ("fixed, as published", "C3", "--"),
@@ -36,7 +37,7 @@ def accuracy() -> plt.Figure:
     over_updates.annotate("published, fixed", (0, 0.25), va="bottom", color="grey", fontsize=8)
     over_updates.set(xlabel="update", title="a  Validation accuracy", ylim=(0, 0.46))
     over_span.set(xlabel="memory span, in tokens", title="b  Test accuracy over the span", xlim=(0, 160))
-    figure.legend(loc="outside lower center", ncols=4)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 

@@ -1,7 +1,7 @@
 """Recurra: recurrent sequence models that train in parallel and run as a stream, from the same weights.
 
-Functions and packages are imported when they are first asked for. So `import recurra` alone loads no torch, and
-registers no operators: before `torch.export.load`, import the package that has them, such as `recurra.ops.scan`.
+Functions and packages are imported on first use. `import recurra` alone therefore does not load torch and registers no
+operators: before `torch.export.load`, import the package that has them, such as `recurra.ops.scan`.
 """
 
 from recurra._lazy import attach

@@ -31,18 +31,21 @@ PUBLISHED_CLASSES = {
     "falcon_mamba": "FalconMambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "bamba": "BambaForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "olmo_hybrid": "OlmoHybridForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "rwkv": "RwkvForCausalLM",
+    "rwkv7": "RWKV7ForCausalLM",
     "xlstm": "xLSTMForCausalLM",
 }
-"""Transformers' classes that can be converted, by the model_type of their config.json."""
+"""Transformers' classes that can be converted, and flash-linear-attention's for RWKV-7, by their model_type."""
 
 RECENT_TOKENS = 64
 """How many of its last tokens a stream remembers, and so how far back a repetition penalty can look."""

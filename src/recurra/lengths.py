@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one call: padded with a mask, packed end to end, or starting anew inside a call."""
+"""Sequences of different lengths in one call: padded with a mask, packed end to end, or starting inside a call."""
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
@@ -103,11 +103,11 @@ class _Group(NamedTuple):
 
 
 class PackedSequences:
-    """The way from packed tensors (1, T, ...) to padded batches and back.
+    """Converts packed tensors (1, T, ...) to padded batches and back.
 
-    The shortest sequence of a group is at least half as long as the longest: no more than 2 T places for T steps, and
-    at most 2 + log2(T) groups. So nothing passes between sequences, not even NaN, and each is computed as it would be
-    alone. The lengths are needed on the host: with `cu_seqlens` on the CPU there is no wait for a device.
+    The shortest sequence of a group is at least half as long as the longest: at most 2 T positions for T steps, and
+    at most 2 + log2(T) groups. Nothing passes between sequences, not even NaN, and each is computed as it would be
+    alone. The lengths are needed on the host: with `cu_seqlens` on the CPU, there is no wait for a device.
 
     Args:
         cu_seqlens: the borders.
@@ -261,7 +261,7 @@ def run_resets(
     mask: Bool[Tensor, "B L"] | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
-    """Run a module over rows that start anew.
+    """Run a module over sequences that start inside a call.
 
     Args:
         run: the module, `(x, state, mask=..., cu_seqlens=...) -> (y, state)`, either keyword or none given.

@@ -1,4 +1,4 @@
-"""A GateLoop trained on Memory Horizon: its gates close where the input says so."""
+"""A GateLoop trained on Memory Horizon: its gates close at resets in the input."""
 
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ _WEIGHTS, _CARD = _FOLDER / "memory-horizon.safetensors", _FOLDER / "memory-hori
 
 
 def memory_horizon() -> "_HorizonModel":
-    """Open the trained Memory Horizon model that comes with Recurra, on the CPU and in evaluation mode.
+    """Open the trained Memory Horizon model in the package, on the CPU and in evaluation mode.
 
     >>> horizon = memory_horizon()
     >>> horizon.answer([2, 3, 4])  # 2 * 4 - 3
@@ -40,12 +40,12 @@ class _HorizonModel:
 
     @property
     def card(self) -> str:
-        """The model's card: what it is, how it was trained, what it reaches and what it is not for."""
+        """The model card: description, training, accuracy and limits."""
         return _CARD.read_text(encoding="utf-8")
 
     @cached_property
     def data(self) -> MemoryHorizon:
-        """The sequences that it was trained and tested on, drawn anew from their seed."""
+        """The training and test sequences, regenerated from their seed."""
         return self._data.build()
 
     @property
@@ -54,11 +54,11 @@ class _HorizonModel:
         return self._data.largest_number + 1
 
     def stream(self) -> Stream:
-        """Begin a stream; feed it tokens, fork it, save it."""
+        """Start a stream, which can be fed tokens, forked and saved."""
         return Stream(self.model)
 
     def answer(self, tokens: list[int]) -> int:
-        """Answer after the last of `tokens`. Raises ValueError if there are none, IndexError for other tokens."""
+        """Return the answer after the last of `tokens`. Raises ValueError if empty, IndexError for unknown tokens."""
         return int(self.stream().feed(tokens).argmax())
 
     def gates(self, tokens: Int[Tensor, "B L"] | None = None) -> GateRecord:
@@ -71,7 +71,7 @@ class _HorizonModel:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """Compute the share of right answers over all steps of the test sequences."""
+        """Compute the share of correct answers over all steps of the test sequences."""
         right = self.model(self._test_tokens)[0].argmax(-1) == self.data.targets[self.data.places("test")]
         return float(right.double().mean())
 

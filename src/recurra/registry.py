@@ -17,8 +17,13 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     >>> did_you_mean("trian", ["train", "eval"])
     'did you mean train?'
     """
-    close = difflib.get_close_matches(word, list(names))
+    close = near(word, names)
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def near(word: str, names: Iterable[str]) -> list[str]:
+    """Return the names that look like `word`, at most three, the nearest first."""
+    return difflib.get_close_matches(word, list(names))
 
 
 class Registry(Generic[_Entry]):
@@ -55,8 +60,8 @@ class Registry(Generic[_Entry]):
             return self._entries[name]
         except KeyError:
             hint = did_you_mean(name, self)
-            there = f"unknown {self.kind} {name!r}; there are: {', '.join(self)}"
-            raise ValueError(f"{there}: {hint}" if hint else there) from None
+            rest = f": {hint}" if hint else f"; there are: {', '.join(self)}"
+            raise ValueError(f"unknown {self.kind} {name!r}{rest}") from None
 
     def __iter__(self) -> Iterator[str]:
         self._import_all()

@@ -1,8 +1,8 @@
 """Recurrent states: any nesting of NamedTuples, tuples and lists over tensors, numbers and None.
 
-A state is passed in and returned, never kept on a module and never changed in place. These functions return a new
-state of the same structure. The modules check the states that they are given (`recurra.mixers.base`). Whether gradients
-cross a border is the caller's decision: `detach` makes the cut.
+A state is passed in and returned, never stored on a module and never changed in place. These functions return a new
+state of the same structure. Modules check the states that they receive (`recurra.mixers.base`). The caller decides
+whether gradients cross a border: `detach` cuts them.
 
 States are pytrees: `torch.utils._pytree` walks them, here and in torch itself.
 """
@@ -26,10 +26,10 @@ State = TypeVar("State")
 
 
 class Ragged(NamedTuple):
-    """The state of a batch whose sequences stand at different places, so that their tensors differ in shape.
+    """The state of a batch with sequences at different positions, which have tensors of different shapes.
 
-    It replaces a module's own state where the layout depends on the position: on how full a window is, say, or on the
-    place in a segment. The module continues from it as from any other state.
+    It replaces a module's own state if the layout depends on the position, such as how full a window is or the position
+    in a segment. The module continues from it as from any other state.
     """
 
     states: tuple[Any, ...]
@@ -74,7 +74,7 @@ def select(state: State, index: Tensor | slice) -> State:
     """Take streams out of a batched state: `index` selects along dimension 0 of every tensor.
 
     Args:
-        state: a state whose tensors carry the batch in dimension 0.
+        state: a state with the batch in dimension 0 of every tensor.
         index: a slice, or a tensor of indices or booleans over the batch.
     """
 
@@ -99,7 +99,7 @@ def n_streams(state: Any) -> int | None:
 
 
 def layout(state: Any) -> Hashable:
-    """Describe `state` apart from its batch: structure, numbers, and the dtype, device and shape of its tensors.
+    """Describe `state` without its batch: structure, numbers, and the dtype, device and shape of its tensors.
 
     States can be concatenated if, and only if, their layouts are equal.
     """
@@ -114,11 +114,11 @@ def _forms(leaves: Sequence[Any]) -> Hashable:
 
 
 def concatenate(states: Sequence[State]) -> State:
-    """Put streams side by side in one batched state, along dimension 0 of every tensor; `split` reverses it.
+    """Concatenate streams into one batched state, along dimension 0 of every tensor; `split` reverses it.
 
     Args:
-        states: one or more states of the same layout. States of a segment-level model have the same layout when their
-            streams stand at the same place of their segments.
+        states: one or more states of the same layout. States of a segment-level model have the same layout if their
+            streams are at the same position in their segments.
     """
     if not states:
         raise ValueError("states is empty; expected at least one state to concatenate")
@@ -130,10 +130,10 @@ def concatenate(states: Sequence[State]) -> State:
 
 
 def concatenate_alike(states: Sequence[State]) -> list[tuple[list[int], State]]:
-    """Put streams side by side in as few batched states as possible: one for each layout among them.
+    """Concatenate streams into as few batched states as possible: one for each layout.
 
     Returns:
-        For each layout, the places in `states` of its streams, in ascending order, and their batched state.
+        For each layout, the indices in `states` of its streams, in ascending order, and their batched state.
     """
     groups: dict[tuple[TreeSpec, Hashable], tuple[list[int], list[Sequence[Any]]]] = {}
     for number, state in enumerate(states):
@@ -157,7 +157,7 @@ def concatenate_alike(states: Sequence[State]) -> list[tuple[list[int], State]]:
 
 
 def batch(states: Sequence[State]) -> State | Ragged:
-    """Put streams, each a state of batch 1, in one state, wherever they stand: `Ragged` if their layouts differ."""
+    """Combine streams, each a state of batch 1, into one state at any positions: `Ragged` if their layouts differ."""
     is_uniform = len({layout(state) for state in states}) <= 1
     return concatenate(states) if is_uniform else Ragged(tuple(states))
 
@@ -167,7 +167,7 @@ def _is_ragged(part: Any) -> bool:
 
 
 def split(state: State) -> list[State]:
-    """Take a batched state apart into one state of batch 1 per stream, each in its own memory."""
+    """Split a batched state into one state of batch 1 per stream, each in its own memory."""
     count = n_streams(state)
     if count is None:
         raise ValueError("state has no tensor; expected at least one, whose dimension 0 counts the streams")
@@ -198,7 +198,7 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def state_to_plain(state: Any) -> Any:
-    """Turn a state into nested lists of tensors, numbers and None: plain data, bound to no class of this package."""
+    """Turn a state into nested lists of tensors, numbers and None: plain data without this package's classes."""
     if isinstance(state, (tuple, list)):
         return [state_to_plain(item) for item in state]
     return state.detach() if isinstance(state, Tensor) else state
@@ -208,9 +208,9 @@ def state_from_plain(plain: Any, model: nn.Module) -> Any:
     """Rebuild a state of `model` from plain data, its tensors on the model's device.
 
     Args:
-        plain: what `state_to_plain` made of a state, None included.
-        model: has `initial_state(batch)`, which shows what its states look like, and `require_state(state, batch)`,
-            which refuses what it could not have returned.
+        plain: a result of `state_to_plain`, including None.
+        model: has `initial_state(batch)`, which shows the structure of its states, and `require_state(state, batch)`,
+            which refuses any state that it could not have returned.
     """
     if plain is None:
         return None
@@ -238,7 +238,7 @@ def _described(item: Any) -> str:
 
 
 def name_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """Give a packed state's structure as JSON: each leaf becomes a name in `tensors`, where its value is put."""
+    """Return a packed state's structure as JSON: each leaf becomes a name in `tensors`, which receives its value."""
     if isinstance(packed, list):
         return [name_tensors(item, tensors) for item in packed]
     if packed is None:
@@ -255,7 +255,7 @@ def name_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def fill_in(structure: Any, tensors: dict[str, Tensor]) -> Any:
-    """Give back the packed state whose structure and tensors `name_tensors` gave."""
+    """Rebuild the packed state from the structure and tensors of `name_tensors`."""
     if isinstance(structure, list):
         return [fill_in(item, tensors) for item in structure]
     if structure is None:

@@ -10,11 +10,16 @@ from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 VOCABULARY, WIDTH = 6, 8
-OPTIONS = {"mamba2": {"d_state": 4}, "mamba3": {"d_state": 8}, "mlstm": {"n_heads": 2}}
+OPTIONS = {
+    "mamba2": {"d_state": 4},
+    "mamba2-attention": {"d_state": 4},
+    "mamba3": {"d_state": 8},
+    "mlstm": {"n_heads": 2},
+}
 WITHOUT_GATES = {
     *("gated-attention", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves
     *("linear-attention", "performer"),  # sums that keep everything
-    *("hyena", "rwkv4-channel-mixing", "short-conv"),  # a window
+    *("hyena", "rwkv4-channel-mixing", "rwkv7-channel-mixing", "short-conv"),  # a window
 }
 
 

@@ -59,7 +59,7 @@ def test_the_choices_are_those_of_the_library():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "text", "--run", "there"], "unrecognized arguments: --run there: did you mean --run-dir or"),
+        (["train", "text", "--run", "there"], "unrecognized arguments: --run there: did you mean --run-dir?"),
         (["eval", "run", "--splt=test"], "unrecognized arguments: --splt=test: did you mean --split?"),
         (["eval", "run", "--wholly-else"], "unrecognized arguments: --wholly-else\n"),
         (["train", "text", "--steps", "20"], "unrecognized arguments: --steps 20\n"),

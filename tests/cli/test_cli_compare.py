@@ -68,7 +68,7 @@ def test_mixers_are_trained_and_finished_runs_are_compared(recipe, tmp_path, mon
     monkeypatch.delattr(sweep.Trainer, "fit")
     again = "scores", "tokens_per_second", "state_bytes", "flops_per_token"
     assert main(["compare", recipe, *words, *SHORT.split()]) == 0
-    assert "run 2 of 2: min-lstm, seed 0\nfinished before\n" in capsys.readouterr().err
+    assert "run 2 of 2: min-lstm, seed 0\nalready finished\n" in capsys.readouterr().err
     assert main(["compare", *(str(out / folder) for folder in runs)]) == 0
     assert (out / "compare-mixer=min-gru,seed=0-mixer=min-lstm,seed=0.png").is_file()
     capsys.readouterr()
@@ -96,17 +96,24 @@ def trained(monkeypatch) -> list[tuple[dict, dict]]:
     return found
 
 
-def test_a_width_gives_another_mixer_as_many_parameters(recipe, trained, capsys):
+SIZES = {
+    "parameters": compare._n_parameters,
+    "flops": lambda model, sizes: compare._n_flops(model, sizes, length=8),
+}
+
+
+@pytest.mark.parametrize("equal", SIZES)
+def test_a_width_makes_another_mixer_as_large(recipe, trained, capsys, equal):
     Path(recipe).write_text(Path(recipe).read_text().replace("d_model: 8", "d_model: 20"))
     with pytest.raises(SystemExit):
-        main(["compare", recipe, "--mixers", "gateloop,min-gru", "--equal", "parameters", "--seeds", "1"])
+        main(["compare", recipe, "--mixers", "gateloop,min-gru", "--equal", equal, "--seeds", "1"])
     (own, _), (other, _) = trained
     assert "model.d_model" not in own
     experiment = load_recipe(recipe)
     sizes = experiment.sizes(experiment.build_data())
-    target, width = compare._n_parameters(experiment.model, sizes), int(other["model.d_model"])
+    target, width = SIZES[equal](experiment.model, sizes), int(other["model.d_model"])
     models = [replace(experiment.model, mixer="min-gru", d_model=n) for n in (width, width - 1, width + 1)]
-    near, *others = (abs(compare._n_parameters(model, sizes) - target) for model in models)
+    near, *others = (abs(SIZES[equal](model, sizes) - target) for model in models)
     assert near < min(others)
     assert near / target < 0.05
     assert "note" not in capsys.readouterr().err
@@ -117,7 +124,7 @@ def test_widths_that_come_not_close_are_said(recipe, trained, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main(["compare", recipe, "--mixers", "gru", "--equal", "parameters"])
     said = capsys.readouterr().err.splitlines()[0]
-    assert re.fullmatch(r"note: the closest width of mixer gru, 16, gives it \+\d+% parameters", said)
+    assert re.fullmatch(r"note: the closest width of mixer gru, 16, is \+\d+% away", said)
 
 
 def test_each_seed_trains_all_mixers(recipe, trained):
@@ -149,7 +156,7 @@ def test_the_best_mixer_comes_first_and_those_that_diverged_last():
 
 def test_the_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    compare._print_table([ROW, *OTHERS], None, "some-recipe-compare")
+    compare._print([ROW, *OTHERS], None, "some-recipe-compare")
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     lines = [line.split() for line in printed.splitlines()]
@@ -158,14 +165,14 @@ def test_the_table_fits_80_columns(monkeypatch, capsys):
     assert ["s5", "1.23M", "1.00k", "-", "950", "12.35", "1", "1.0000"] in lines
     assert ["lost", *numbers, "0/3", "diverged"] in lines
     assert ["gateloop-attention", *numbers, "2/3", "2.3750", "±", "0.1768"] in lines
-    assert "runs: finished of all, without those that diverged" in printed
+    assert "runs: finished/all; the others diverged" in printed
     monkeypatch.setenv("COLUMNS", "40")
-    compare._print_table([ROW, *OTHERS], None, "some-recipe-compare")
+    compare._print([ROW, *OTHERS], None, "some-recipe-compare")
     assert {"gru", "gateloop-att", "ention", "s5", "lost"} <= {*capsys.readouterr().out.split()}
 
 
 def test_the_table_for_latex_escapes_its_cells(capsys):
-    compare._print_table([replace(ROW, mixer="my_gru & 5%")], "latex", "")
+    compare._print([replace(ROW, mixer="my_gru & 5%")], "latex", "")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == r"\begin{tabular}{lrrrrrrr}"
     assert printed[4] == r"my\_gru \& 5\% & 1.23M & 1.00k & 84.2k & 950 & 12.35 & 3 & 1.5000 $\pm$ 0.2500 \\"
@@ -173,7 +180,7 @@ def test_the_table_for_latex_escapes_its_cells(capsys):
 
 
 def test_the_table_as_csv_has_all_numbers(capsys):
-    compare._print_table([ROW, OTHERS[-1]], "csv", "")
+    compare._print([ROW, OTHERS[-1]], "csv", "")
     first, last = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (first["parameters"], first["scores"], first["mean"]) == ("1234567", "1.5 1.25 1.75", "1.5")
     assert (last["scores"], last["mean"], last["deviation"]) == ("", "", "")
@@ -206,7 +213,7 @@ def test_runs_that_differ_only_in_their_seed_are_averaged(swept):
     named = {name: [run.name for run, _ in group] for name, group in compare._grouped(runs).items()}
     assert named == {"gru": ["a", "b"], "gateloop": ["c"]}
     assert compare._grouped([*runs, swept("d", gru, narrow)]).keys() == {"a", "gateloop", "d"}
-    message = r"training\.seed of .*runs/a, .*runs/b, .*runs/e is \[0, 1, 0\]; expected another seed for each run"
+    message = r"training\.seed of .*runs/a, .*runs/b, .*runs/e is \[0, 1, 0\]; expected a different seed for each run"
     with pytest.raises(ValueError, match=message):
         compare._grouped([*runs, swept("e", gru)])
     clash = [swept("gateloop", gru), swept("f", gru, narrow), swept("c")]
@@ -245,7 +252,7 @@ def test_runs_of_different_vocabularies_are_refused(text_recipe, tmp_path, capsy
     assert main(["train", str(text_recipe), "--run-dir", str(first)]) == 0
     assert main(["train", str(text_recipe), "--run-dir", str(other), "--data.vocabulary=bytes"]) == 0
     message = failure(capsys, "compare", str(first), str(other))
-    assert f"the vocabulary of {other} is another one; expected that of {first}: their scores cannot be comp" in message
+    assert f"the vocabulary of {other} is different; expected that of {first}: their scores cannot be comp" in message
 
 
 @pytest.mark.usefixtures("unrendered_figures")
@@ -284,7 +291,7 @@ def test_mixers_that_diverge_have_their_rows(text_recipe, tmp_path, monkeypatch,
 def test_an_interrupt_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep.Trainer, "fit", lambda trainer, console: Namespace(received=signal.SIGINT))
     assert main(["compare", recipe, "--mixers", "gru", "--runs", str(tmp_path / "out"), *SHORT.split()]) == 130
-    assert capsys.readouterr().err.endswith("recurra compare: interrupted: the same command continues\n")
+    assert capsys.readouterr().err.endswith("recurra compare: interrupted: run the same command again to continue\n")
 
 
 def test_a_recipe_without_a_mixer_is_named(capsys):
@@ -314,7 +321,7 @@ def test_mistakes_are_explained_before_anything_is_trained(recipe, tmp_path, cap
         (["run", "--equal", "parameters"], "only --mixers trains: without it, omit --seeds, --equal"),
         (["run", "--training.epochs", "2"], "only --mixers trains"),
         (["a", "b", "--mixers", "gru"], "--mixers trains one RECIPE"),
-        (["a", "--mixers", "gru,,s5"], "'gru,,s5'; expected names with commas between them"),
+        (["a", "--mixers", "gru,,s5"], "'gru,,s5'; expected names separated by commas"),
         (["a", "--mixers", "gru", "--seeds", "0"], "--seeds is 0; expected at least 1"),
         (["a", "--mixers", "gru", "--training.seed=1"], "--seeds sets training.seed: omit --training.seed"),
         (["a", "--mixers", "gru", "--model.mixer", "s5"], "--mixers sets model.mixer: omit --model.mixer"),

@@ -15,6 +15,9 @@ def test_eval_prints_and_writes_the_scores(capsys, trained):
     written = json.loads((Path(trained) / "eval-valid.json").read_text())
     assert written["step"] == 12
     assert written["loss"] == float(measured(Path(trained))[-1]["valid_loss"])
+    assert main(["eval", trained, "--split", "valid", "--checkpoint", "last", "--json"]) == 0
+    (printed,) = json.loads(capsys.readouterr().out)
+    assert {key: printed[key] for key in ("step", "loss", "accuracy")}.items() <= written.items()
 
 
 def test_a_temperature_is_given_or_chosen_on_the_validation_split(trained, tmp_path):

@@ -63,7 +63,7 @@ def test_transformers_loads_what_was_exported(name, tmp_path, capsys):
     assert main(["export", "hf", run, str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
     assert "the logits of both differ by 0.0e+00 at most" in printed.out
-    assert printed.err.startswith("exporting, and comparing")
+    assert printed.err.startswith("exporting and comparing")
     assert printed.err.count("\n") == 1
     files = ("config", "generation_config", "tokenizer", "tokenizer_config", "manifest")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.json" for name in files} | {

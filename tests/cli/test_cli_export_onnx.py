@@ -116,7 +116,7 @@ def test_int8_is_close_and_its_difference_is_reported(runs):
     difference = largest_difference(model, OnnxModel(runs / "int8.onnx"))
     assert 1e-6 < difference < 0.1
     said = (runs / "said").read_text()
-    assert f"with matrices of 8-bit integers, by {difference:.1e}\n" in said
+    assert f"with int8 matrices, by {difference:.1e}\n" in said
     assert all(name in said for name in ("int8.onnx", "int8.tokenizer.json", "int8.py"))
 
 

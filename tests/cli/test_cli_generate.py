@@ -82,6 +82,13 @@ def test_it_prints_what_a_stream_generates(capsys, runs, name):
     assert said.endswith(" tokens/s)\n")
 
 
+def test_a_terminal_gets_the_prompt_too(capsys, runs, monkeypatch):
+    words = (runs["words"], "--prompt", "the dog", "--max-tokens", "5")
+    continuation, _ = output(capsys, *words)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert output(capsys, *words)[0] == "the dog" + continuation
+
+
 @pytest.mark.parametrize("name", ["words", "crt"])
 def test_float32_weights_print_what_the_model_prints(capsys, runs, name, monkeypatch):
     words = (runs[name], "--prompt", "the dog", "--max-tokens", "20", "--seed", "3")
@@ -251,7 +258,7 @@ def test_continuations_that_cannot_be(runs, capsys, tmp_path):
 def test_weights_for_the_cpu_are_refused_elsewhere(capsys, monkeypatch, runs):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     said = failure(capsys, runs["words"], "--device", "cuda", "--weights", "int8")
-    assert "--weights is int8 with --device cuda; expected a model on the CPU" in said
+    assert "--weights is int8 with --device cuda; expected --device cpu" in said
 
 
 @pytest.mark.parametrize(("words", "n_models"), [((), 1), (("-n", "2"), 1), (("--draft",), 2)])

@@ -93,7 +93,7 @@ def fail_with(error):
 def test_a_mistake_of_ours_is_one_sentence_with_an_exit_code_of_its_own(capsys, monkeypatch, error, said):
     monkeypatch.setattr("recurra.cli.info.info", fail_with(error))
     assert main(["info"]) == 70
-    end = "This should not have happened; please report it, with --debug for the traceback"
+    end = "This is a bug; please report it with the traceback that --debug shows"
     assert capsys.readouterr().err == f"recurra info: {said}. {end}\n"
     for words in (["info", "--debug"], ["--debug", "info"]):
         with pytest.raises(type(error)):
@@ -109,15 +109,15 @@ def test_an_interrupt_has_its_own_exit_code(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("allocate", "said"),
     [
-        (lambda: torch.empty(2**50), "4503599627370496 bytes were asked for at once"),
-        (lambda: np.empty(2**50), "8.00 PiB were asked for at once"),
-        (lambda: bytearray(2**60), "a request for more was refused"),
+        (lambda: torch.empty(2**50), "could not allocate 4503599627370496 bytes"),
+        (lambda: np.empty(2**50), "could not allocate 8.00 PiB"),
+        (lambda: bytearray(2**60), "an allocation failed"),
     ],
 )
 def test_too_little_memory_says_how_much_was_asked_for(capsys, monkeypatch, allocate, said):
     monkeypatch.setattr("recurra.cli.info.info", lambda arguments: allocate())
     assert main(["info"]) == 2
-    expected = f"recurra info: out of memory: {said}; a smaller model, batch or sequence needs less\n"
+    expected = f"recurra info: out of memory: {said}; use a smaller model, batch or sequence\n"
     assert capsys.readouterr().err == expected
 
 

@@ -1,5 +1,7 @@
 """`recurra sweep`: what is tried, in which folders, and what a second call does."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -37,9 +39,12 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(words, tmp_path,
     monkeypatch.setattr(
         sweep.Trainer, "fit", lambda trainer, *more: fitted.append(trainer.folder.path.name) or fit(trainer, *more)
     )
-    assert main(words) == 0
+    assert main([*words, "--csv"]) == 0
     assert fitted == names[1::2]  # those that diverged have no checkpoint, and begin again
-    assert capsys.readouterr().out.count("diverged") == 2
+    rows = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    assert [row["run"] for row in rows[2:]] == [str(tmp_path / "out" / name) for name in names[1::2]]
+    assert sorted(row["training.seed"] for row in rows[:2]) == ["0", "1"]
+    assert [bool(row["loss"]) for row in rows] == [True, True, False, False]
 
 
 def test_a_run_that_another_process_trains_keeps_its_recipe(words, text_recipe, tmp_path):
@@ -75,7 +80,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
     [
         (["--optimizer.learning_rate", "0.5"], "optimizer.learning_rate (was "),
         (["--training.seed", "3", "--data.seed", "0,1"], "training.seed (was 0, now 3)"),  # a key of the same name
-        (["--data.path", "OTHER"], "with which this run was trained; or choose another folder for the runs"),
+        (["--data.path", "OTHER"], "which this run was trained on; or choose a different folder for the runs"),
     ],
     ids=["another setting", "another key of the same name", "another corpus"],
 )

@@ -126,7 +126,7 @@ def test_classify_goes_on_after_a_bad_video_and_names_it_at_the_end(capsys, tmp_
     words = ["classify", "runs/motions-crvit", bad, video(0), missing, video(1), "--csv", str(table)]
     assert main([*words, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("recurra classify: 2 of 4 videos are not classified to their end:\n")
+    assert said.err.startswith("recurra classify: 2 of 4 videos could not be read to the end:\n")
     assert [Path(bad).name in line for line in said.err.splitlines()[1:]] == [True, False]
     assert "missing.mp4" in said.err.splitlines()[2]
     assert said.out.splitlines().count(str(tmp_path / "classify-000001.png")) == 1

@@ -60,6 +60,7 @@ OPTIONS: dict[str, dict] = {
     "kda": {"n_heads": 2},
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
     "mamba2": {"d_state": 5, "n_heads": 2, "n_groups": 2},
+    "mamba2-attention": {"d_state": 5, "d_inner": 18, "n_mamba_heads": 2, "n_heads": 2, "window": 5},
     "mamba3": {"d_state": 8, "n_heads": 2},
     "mlstm": {"n_heads": 2},
     "h3": {"d_state": 6},
@@ -83,7 +84,16 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
         "ncgru": {"memory": "ncgru", "position": "rnn-ncgru"},
         "relative": {"position": "relative"},
     },
-    "recurrent": {"tied": {"tie_embeddings": True}},
+    "recurrent": {
+        "tied": {"tie_embeddings": True},
+        "experts": {
+            "feed_forward": ["gelu", "mixture-of-experts"],
+            "feed_forward_options": {"n_experts": 5, "d_shared": 3},
+            "residual_scale": 0.7,
+            "logit_scale": 0.4,
+        },
+        "values": {"mixer": "rwkv7", "mixer_options": {"n_heads": 2}},  # handed on from block to block
+    },
     "crvit": {"pooled": {"cell": "ncgru", "memory": "pooled"}},
 }
 SMALL = {

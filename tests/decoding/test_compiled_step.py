@@ -36,6 +36,8 @@ MIXERS = {
     "kda": {"n_heads": 2},
     "rwkv4": {},
     "rwkv4-channel-mixing": {},
+    "rwkv7": {"n_heads": 2},
+    "rwkv7-channel-mixing": {},
     "short-conv": {"biases": True},
 }
 
@@ -89,7 +91,13 @@ def test_a_compiled_stream_is_the_models(mixer):
 
 @pytest.mark.parametrize(
     ("options", "numbers"),
-    [({"n_heads": 2}, "bfloat16"), ({"n_heads": 1, "transition": "fixed"}, "int8"), ({"output_gate": True}, "int4")],
+    [
+        ({"n_heads": 2}, "bfloat16"),
+        ({"n_heads": 1, "transition": "fixed"}, "int8"),
+        ({"output_gate": True}, "int4"),
+        ({"mixer": "rwkv7", "n_heads": 2}, "int8"),
+        ({"mixer": "rwkv7", "n_heads": 3}, "int4"),
+    ],
 )
 def test_heads_and_rounded_weights(options, numbers):
     model = pack_linear_layers(language_model(**options), numbers)

@@ -6,7 +6,9 @@ from torch.nn import functional as F
 
 from recurra.decoding._instructions import LINEAR, LOOK_UP
 from recurra.decoding._program import StepProgram, lower_step
+from recurra.decoding.linear import DecodingExperts
 from recurra.decoding.memory import StepNotCompiled
+from recurra.layers.feed_forward import Experts
 from recurra.ops.delta_rule.operator import delta_rule
 from recurra.ops.gate_loop import fused  # noqa: F401  (the operator of the rule)
 from recurra.ops.scan import operator as operators  # noqa: F401
@@ -16,6 +18,7 @@ WEIGHT = torch.randn(7, 6)
 VECTOR = torch.rand(6) + 0.5
 TURN = torch.polar(torch.rand(6), torch.randn(6))
 TABLE = torch.randn(9, 6)
+EXPERTS, EXPERTS_INT4 = (DecodingExperts(Experts(6, 6, 37), dtype) for dtype in ("float32", "int4"))
 EIGENVALUES = -torch.rand(37, 5)
 
 
@@ -60,6 +63,9 @@ STEPS = {
     "softmax": (lambda x: (x.softmax(-1), x.softmax(0)), [X]),
     "glu": (lambda x: (F.glu(x, -1), F.glu(x, 1)), [(3, 4, 6)]),
     "norms": (lambda x: (F.layer_norm(x.t(), (3,)), F.layer_norm(x, (6,), VECTOR, VECTOR)), [X]),
+    "largest": (lambda x: (x.topk(2).values, x.gather(1, (-x).topk(6).indices), x[:, ::2].topk(1)[0] + 1), [X]),
+    "experts": (lambda x: (EXPERTS(x, x.topk(2).indices), EXPERTS(x.t().contiguous().t(), x.topk(3)[1])), [X]),
+    "int4 experts": (lambda x: (EXPERTS_INT4(x, x.topk(2).indices),), [X]),
     "linear": (lambda x: (F.linear(x, WEIGHT), F.linear(x, WEIGHT, WEIGHT[:, 0]), x @ WEIGHT.t()), [X]),
     "other side": (lambda x: (x @ WEIGHT, x.t().unsqueeze(0) @ x[:, :2].unsqueeze(0)), [(3, 7)]),
     "rows": (lambda i, x: (F.embedding(i, TABLE) + x,), [(2, 3), (3, 6)]),
@@ -177,6 +183,10 @@ def test_a_parameter_whose_memory_is_exchanged_stays_readable():
         (lambda x: (x * torch.ones(6, device="meta"),), "cannot be compiled|on meta"),
         (lambda x: (x.new_zeros(3, dtype=torch.int64) + x[0, :3],), r"a tensor is torch\.int64"),
         (lambda x: (x > 0,), "no instruction for aten.gt"),
+        (lambda x: x.topk(2, largest=False)[:1], "a choice of the smallest numbers"),
+        (lambda x: x.topk(2, 0)[:1], "along other dimensions than the last"),
+        (lambda x: (x.gather(0, x[:, :3].topk(2).indices),), "numbers gathered from more than rows"),
+        (lambda x: (EXPERTS(torch.cat([x] * 30), torch.cat([x] * 30).topk(2)[1]),), "180 choices of experts"),
         (lambda x: torch.var_mean(x, 0), "no instruction for aten.var_mean"),
     ],
 )

@@ -7,9 +7,10 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import load_
 
 from recurra._choices import DTYPES
 from recurra.decoding.linear import DecodingExperts, DecodingLinear
-from recurra.decoding.steps import TracedStep, prepare
+from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.feed_forward import Experts, MixtureOfExperts, load_balancing_loss
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.state import tensors
 from recurra.train.config import TrainingConfig
 from recurra.train.losses import Objective
 
@@ -122,11 +123,16 @@ def test_the_load_balancing_loss_is_that_of_transformers():
     assert load_balancing_loss([even]).item() == pytest.approx(2)
 
 
-def config(top_k=2, **options) -> LanguageModelConfig:
+SCALES = {"residual_scale": 0.7, "logit_scale": 0.5}
+
+
+def config(top_k=2, scales=None, **options) -> LanguageModelConfig:
     shape = {"n_layer": 3, "d_model": 16, "d_channel_mixing": 12, "mixer": "min-gru", "norm": "rms", "biases": False}
-    experts = {"n_experts": 6, "top_k": top_k, "d_expert": 10, "d_shared": 7, "shared_gate": True}
+    experts = {"n_experts": 6, "top_k": top_k, "d_expert": 10, "d_shared": 7, "shared_gate": True, **options}
     kinds = ["mixture-of-experts", "swiglu", "mixture-of-experts"]
-    return LanguageModelConfig(vocab_size=20, **shape, feed_forward=kinds, feed_forward_options=experts, **options)
+    return LanguageModelConfig(
+        vocab_size=20, **shape, feed_forward=kinds, feed_forward_options=experts, **(scales or {})
+    )
 
 
 TOKENS = torch.randint(20, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -134,7 +140,7 @@ TOKENS = torch.randint(20, (2, 17), generator=torch.Generator().manual_seed(1))
 
 def test_cuts_and_padding_do_not_matter_to_a_model():
     torch.manual_seed(0)
-    model = LanguageModel(config(residual_scale=0.7, logit_scale=0.5)).double()
+    model = LanguageModel(config(scales=SCALES)).double()
     expected, last = model(TOKENS)
     pieces, state = [], None
     for piece in TOKENS.split([1, 5, 11], 1):
@@ -192,17 +198,18 @@ def linear(weights, expert):
     return one
 
 
-@pytest.mark.parametrize(("dtype", "close"), {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06, "int4": 0.3}.items())
-@torch.no_grad()
-def test_a_prepared_model_decodes(dtype, close):
-    """The compiled program has no instruction for experts, so the recorded operations run.
+CLOSE = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06, "int4": 0.3}
 
-    Rounded inputs may change a choice, and with it the logits: with them all experts are used.
-    """
+
+@pytest.mark.parametrize("options", [{}, {"normalise": False, "shared_gate": False}, {"router": "sigmoid"}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.no_grad()
+def test_a_prepared_model_decodes(dtype, options):
+    """Rounded inputs may change a choice, and with it the logits: with them all experts are used."""
     torch.manual_seed(0)
-    model = LanguageModel(config(top_k=2 if dtype == "float32" else 6)).eval()
+    model = LanguageModel(config(top_k=2 if dtype == "float32" else 6, **options)).eval()
     prepared = prepare(model, dtype)
-    assert type(prepared) is TracedStep
+    assert type(prepared) is CompiledStep
     for rows in (1, 3):
         tokens, found, state = torch.randint(20, (rows, 17)), [], None
         for step in tokens.split(1, 1):
@@ -211,7 +218,11 @@ def test_a_prepared_model_decodes(dtype, close):
         assert prepared.program(rows) is not None
         expected = model(tokens)[0]
         for y in (torch.cat(found, 1), prepared(tokens)[0]):
-            assert (y - expected).norm() < close * expected.norm()
+            assert (y - expected).norm() < CLOSE[dtype] * expected.norm()
+    (_, at_once), (_, state) = prepared(tokens[:1, :9]), prepared(tokens[:1, :5])
+    _, in_two = prepared(tokens[:1, 5:9], state)
+    assert all(map(torch.equal, tensors(at_once), tensors(in_two)))
+    assert prepared.program(64) is None or 64 * model.blocks[0].feed_forward.router.top_k <= 128
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from tests.mixers.stepwise import require_same
 from torch.nn import functional
 
 from recurra.mixers.mamba2 import Mamba2, Mamba2State
+from recurra.mixers.mamba2_attention import Mamba2Attention
 
 D_MODEL, D_STATE = 6, 5
 
@@ -51,6 +52,43 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     layer = build(**options)
     state = Mamba2State(*map(torch.randn_like, layer.initial_state(2)))
     require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
+
+
+@pytest.mark.parametrize("norm", ["before", None])
+def test_other_places_of_the_norm_and_other_widths(norm):
+    """What leaves the layer, by the layer whose norm is last: of a gate of 1 and a norm undone."""
+    layer = build(norm=norm, d_inner=8, norm_epsilon=1e-3)
+    x, seen = torch.randn(2, 5, D_MODEL, dtype=torch.float64), []
+    layer.output_projection.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    layer(x)
+    with torch.no_grad():
+        z = layer.input_projection(x)[..., :8]
+        layer.input_projection.weight[:8] = 0.0  # a gate of SiLU(0) = 0 would hide what it gates
+        plain = layer._projected
+        layer._projected = lambda x: (torch.full_like(z, 30.0), *plain(x)[1:])
+        layer.norm, norm_before = None, layer.norm
+        layer(x)
+    y = seen[1] / functional.silu(torch.tensor(30.0, dtype=torch.float64))
+    if norm_before is not None:
+        groups = y.unflatten(-1, (2, 4))
+        y = (groups / (groups.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(-2) * norm_before.weight
+    torch.testing.assert_close(seen[0], y * functional.silu(z), rtol=1e-10, atol=1e-11)
+
+
+def test_a_lower_limit_of_steps_is_kept_but_at_padding():
+    layer, x = build(least_step=0.9), torch.randn(2, 5, D_MODEL, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True, True]] * 2)
+    steps = layer._step_sizes(layer._projected(x)[2], mask)
+    assert steps[mask].min() == 0.9
+    assert not steps[:, 2].any()
+
+
+def test_beside_attention_it_adds_up():
+    layer = Mamba2Attention(D_MODEL, d_state=D_STATE, n_mamba_heads=2, n_heads=3, window=4).double()
+    x = torch.randn(2, 9, D_MODEL, dtype=torch.float64)
+    (y, state), (one, of_mamba), (other, of_attention) = (part(x) for part in (layer, layer.mamba, layer.attention))
+    torch.testing.assert_close(y, one + other, rtol=1e-12, atol=1e-13)
+    assert all(torch.equal(*pair) for pair in zip(state, (*of_mamba, *of_attention), strict=True))
 
 
 def test_it_starts_as_published():

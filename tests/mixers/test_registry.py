@@ -21,9 +21,11 @@ def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_pytho
     assert len(listed.split()) == 2
 
 
-def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"unknown mixer 'gatelop'; there are: .*slstm: did you mean gateloop\?$"):
+def test_an_unknown_name_gets_near_ones_or_all():
+    with pytest.raises(ValueError, match=r"^unknown mixer 'gatelop': did you mean gateloop\?$"):
         recurra.create_mixer("gatelop", 8)
+    with pytest.raises(ValueError, match=r"^unknown mixer 'q'; there are: delta-net, .*slstm$"):
+        recurra.create_mixer("q", 8)
 
 
 def test_an_unknown_option_lists_those_that_exist():

@@ -93,7 +93,7 @@ def test_autocast_leaves_the_shown_gates_those_of_the_recurrence():
     state = layer.initial_state(2)._replace(h=h)
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = layer.transition(x, state)
-        projected, weights, parts = layer._parts(x, state)
-    recurrent = torch.einsum("bhd,hde->bhe", parts.h, weights.chunk(4, -1)[2])
+        projected, parts = layer._parts(x, state)
+    recurrent = torch.einsum("bhd,hde->bhe", parts.h, layer.recurrent_weights.chunk(4, -1)[2])
     expected = torch.sigmoid(projected[:, 0, 2] + recurrent).flatten(1)
     torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-6)

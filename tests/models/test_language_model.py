@@ -101,6 +101,21 @@ def test_feed_forward_networks_with_gates(feed_forward, biases):
     assert ("head.bias" in weights) == biases
 
 
+@torch.no_grad()
+def test_squared_relus_and_blocks_without_a_network():
+    torch.manual_seed(0)
+    model = LanguageModel(small(feed_forward=["relu-squared", "none"], residual_scale=0.4, logit_scale=3.0)).double()
+    assert [type(block) for block in model.blocks] == [Block, MixerBlock]
+    tokens, (first, second) = torch.randint(7, (2, 5)), model.blocks
+    x = model.embedding(tokens)
+    x = x + 0.4 * first.mixer(first.norm_mixing(x))[0]
+    inner, outer = first.feed_forward[0], first.feed_forward[3]
+    x = x + 0.4 * outer(inner(first.norm_feed_forward(x)).clamp_min(0) ** 2)
+    x = x + 0.4 * second.mixer(second.norm_mixing(x))[0]
+    expected = 3 * model.head.linear(model.norm(x))
+    torch.testing.assert_close(model(tokens)[0], expected, rtol=1e-12, atol=1e-13)
+
+
 def test_scaled_embeddings_and_capped_logits_with_one_tied_matrix():
     torch.manual_seed(0)
     model = LanguageModel(small(embedding_scale=3.0, logit_cap=0.5, tie_embeddings=True)).double()

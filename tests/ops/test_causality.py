@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from recurra import delta_rule, gate_loop, linear_scan
+from recurra.ops.delta_rule import generalised_delta_rule
 from recurra.ops.gate_loop.reference import softmax_attention
 
 LENGTH, STEP = 150, 130  # chunks have 64 steps
@@ -35,10 +36,18 @@ DELTA = {
     f"delta_rule, {mode}": (lambda q, k, v, b, a, mode=mode: delta_rule(q, k, v, a, b, mode=mode)[0], (3, 3, 5, 1, 1))
     for mode in ("recurrent", "chunk", "fused")
 }
+GENERALISED = {
+    f"generalised_delta_rule, {backend}": (
+        lambda q, k, v, r, z, a, backend=backend: generalised_delta_rule(q, k, v, a, r, z / 9, backend=backend)[0],
+        (3, 3, 5, 3, 3, 3),
+    )
+    for backend in ("reference", "numba")
+}
 CASES = {
     **GATED,
     **TURNING,
     **DELTA,
+    **GENERALISED,
     "gate_loop, fused": (lambda *x: gate_loop(*x, mode="fused")[0], (1, 1, 1, 1)),
     "linear_scan": (lambda b, a: linear_scan(a, b), (5, 5)),
     "linear_scan, reference": (lambda b, a: linear_scan(a, b, backend="reference"), (5, 5)),

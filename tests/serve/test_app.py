@@ -93,7 +93,7 @@ def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("\n \n", "which has no key"), ("abcdefgh0123 a-server\n", "with a line that has blanks inside")],
+    [("\n \n", "which has no key"), ("abcdefgh0123 a-server\n", "with a line that contains spaces")],
 )
 def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path, content, said):
     (tmp_path / "keys").write_text(content)

@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict] = {
     "hyena": {"window": 5},
     "reformer": {"window": 5, "n_heads": 2},
     "mamba2": {"d_state": 5},
+    "mamba2-attention": {"d_state": 5, "n_heads": 2, "window": 5},
     "mamba3": {"d_state": 4},
     "rotary-attention": {"window": 5, "n_heads": 2},
     "gated-attention": {"window": 5, "n_heads": 2},

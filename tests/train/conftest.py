@@ -162,10 +162,10 @@ def on_call(number: int, happens=lambda: os.kill(os.getpid(), signal.SIGTERM)):
     """An evaluation during which something happens when it is called for the n-th time: the user ends the process."""
     calls = iter(range(1, 1000))
 
-    def evaluation(model, source):
+    def evaluation(model, source, **options):
         if next(calls) == number:
             happens()
-        return evaluate(model, source)
+        return evaluate(model, source, **options)
 
     return evaluation
 

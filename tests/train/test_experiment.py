@@ -44,7 +44,7 @@ def test_a_model_is_compared_by_what_it_computes():
 def test_an_option_that_a_run_did_not_know_is_as_it_was():
     experiment = Experiment(experiment="memory-horizon")
     saved = to_plain(experiment)
-    del saved["model"]["residual_init_scale"]
+    del saved["model"]["residual_init_scale"], saved["model"]["feed_forward_options"]
     require_resumable(saved, experiment)
     require_same_model(saved, experiment, "config.yaml", "best.safetensors")
     other = replace(experiment, model=replace(experiment.model, residual_init_scale=0.5))

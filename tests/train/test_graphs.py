@@ -1,24 +1,19 @@
 """Updates as graphs: on the CPU, `RecordedCapture` repeats a run's operators without its Python, as CUDA graphs do."""
 
-import random
-import warnings
-from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import torch
 from benchmarks.gpu import graphs as benchmark
 from benchmarks.gpu.graphs import Dispatched, RecordedCapture, compared, is_equal
-from tests.train.conftest import on_call, quiet
+from tests.train.conftest import ToyModel, on_call, quiet
 from torch.optim import SGD
 
-from recurra.data.batches import IGNORED_TARGET
+from recurra.data.batches import IGNORED_TARGET, Batch
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.train import _graphs
-from recurra.train._graphs import CudaCapture, GraphedFunction
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+from recurra.train import loop
+from recurra.train.evaluate import evaluate
 from recurra.train.losses import few_positions
 from recurra.train.metrics import read_metrics
 
@@ -28,14 +23,6 @@ def dispatched():
     """The same kernels for all updates, recorded or not."""
     with Dispatched():
         yield
-
-
-def refused(why: str) -> None:
-    raise AssertionError(why)
-
-
-def graphed(function, capture=None, **options) -> GraphedFunction:
-    return GraphedFunction(function, capture or RecordedCapture(), **{"refuse": refused, **options})
 
 
 def with_graphs(trainer):
@@ -105,8 +92,14 @@ def test_recipes_with_muon_train_alike(case, tmp_path):
     with benchmark.corpus(True) as text:
         found = benchmark.measured(case, text, dry=True)
     assert found["eager_repeats"]
-    assert found["equal"]
+    assert found["equal"], found["evaluation"]
     assert found["graphs"]["forms"] == 2
+
+
+def test_the_stage_steps_alike(tmp_path):
+    found = benchmark.measured("decoding-8", tmp_path, dry=True)
+    assert found["eager_repeats"]
+    assert (found["equal"], found["distance"]) == (True, 0.0)
 
 
 def test_a_run_resumes_with_graphs_where_it_stopped(make_trainer):
@@ -120,6 +113,80 @@ def test_a_run_resumes_with_graphs_where_it_stopped(make_trainer):
     first.folder.unlock()
     first.fit(quiet())
     assert is_equal(compared(first), compared(whole))
+
+
+class Spied(RecordedCapture):
+    """It keeps those that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Spied] = []
+
+    def fresh(self) -> "Spied":
+        self.made.append(Spied())
+        return self.made[-1]
+
+
+def test_validation_is_captured_too_and_leaves_the_carried_state_alone(make_trainer):
+    """The state is an output of a graph, whose memory a replay within the same pool would spoil."""
+    settings = {"epochs": 2, "eval_every": 3}
+    eager, trainer = make_trainer("eager", **settings), make_trainer("graphs", **settings)
+    trainer.graphs.capture = capture = Spied()
+    for each in (eager, trainer):
+        each.fabric.seed_everything(1, verbose=False)
+        each.fit(quiet())
+    assert [one.n_replays for one in capture.made] == [6 * 4], "of 8 batches, all but the first four"
+    assert is_equal(compared(trainer), compared(eager))
+    assert trainer.scores == eager.scores
+
+
+class Halves:
+    batch_size = 2
+
+    def __init__(self, tokens, share: float, sizes) -> None:
+        targets = tokens.roll(-1, 1).where(torch.rand(tokens.shape) < share, IGNORED_TARGET)
+        self.batches = [
+            Batch(x, y, continues=number > 0)
+            for number, (x, y) in enumerate(zip(tokens.split(sizes, 1), targets.split(sizes, 1)))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        return self.batches[step]
+
+
+SIZES = {"vocab_size": 7, "n_layer": 1, "d_model": 8, "d_channel_mixing": 8}
+MODELS = {
+    "gru": lambda: LanguageModel(LanguageModelConfig(mixer="gru", **SIZES)),
+    "clusters": lambda: TransformerXL(TransformerXLConfig(n_heads=2, segment_length=4, cutoffs=[2, 4], **SIZES)),
+    "no shell": ToyModel,
+}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_evaluation_has_the_same_scores_with_graphs(name, share):
+    """A carried state, few targets, a batch that is shorter, and predictions that are observed."""
+    torch.manual_seed(0)
+    model, capture, seen = MODELS[name](), RecordedCapture(), ([], [])
+    source = Halves(torch.randint(7, (2, 42)), share, [4] * 10 + [2])
+    observe = [None if name == "clusters" else lambda batch, found, kept=kept: kept.append(found) for kept in seen]
+    eager = evaluate(model, source, observe=observe[0])
+    found = evaluate(model, source, observe=observe[1], capture=capture)
+    assert found[:5] == eager[:5]
+    assert is_equal(*seen)
+    assert capture.n_replays == 6, "of ten batches, one without a state and three before the capture"
+    assert model.training
+
+
+def test_what_cannot_be_captured_is_evaluated_without():
+    model, source = ToyModel(), Halves(torch.randint(7, (2, 40)), 1.0, [4] * 10)
+    with pytest.warns(UserWarning, match="^evaluated without CUDA graphs: it waits") as seen:
+        found = evaluate(model, source, capture=Hindered(why="it waits"))
+    assert len(seen) == 1
+    assert found[:5] == evaluate(model, source)[:5]
 
 
 class Scaled(SGD):
@@ -151,7 +218,7 @@ def test_the_step_of_an_optimiser_that_counts_in_python_runs_after_the_graph(mak
 def test_which_optimisers_step_within_the_graph(make_trainer):
     for name, inside in {"adamw": True, "sgd": True, "muon": True}.items():
         assert make_trainer(name, optimizer={"algorithm": name}).steps_in_graph is inside
-    assert "soap" not in _graphs.CAPTURABLE
+    assert "soap" not in loop.CAPTURABLE
 
 
 def test_graphs_on_are_refused_without_a_card(make_trainer):
@@ -165,21 +232,23 @@ def test_what_graphs_do_not_go_with(make_trainer, hinders):
     n_ranks = 1 + (hinders == "processes")
     if n_ranks == 1:
         setattr(config, hinders, True)
-    assert hinders in _graphs.why_no_graphs(config, torch.device("cuda"), n_ranks)
-    assert not _graphs.why_no_graphs(make_trainer("other").config, torch.device("cuda"), 1)
+    assert hinders in loop.why_no_graphs(config, torch.device("cuda"), n_ranks)
+    assert not loop.why_no_graphs(make_trainer("other").config, torch.device("cuda"), 1)
 
 
 class Hindered(RecordedCapture):
-    def __init__(self, why: str = "", error: str = "") -> None:
+    """It gives a reason in warm-ups, or fails after so many captures."""
+
+    def __init__(self, why: str = "", error: str = "", after: int = 0) -> None:
         super().__init__()
-        self._why, self._error = why, error
+        self._why, self._error, self._after = why, error, after
 
     def warm_up(self, run):
         return run(), self._why
 
     def capture(self, run):
         run_ = super().capture(run)
-        if self._error:
+        if self._error and self.n_captures > self._after:
             raise RuntimeError(self._error)
         return run_
 
@@ -197,93 +266,8 @@ def test_what_cannot_be_captured_trains_without(make_trainer, hindered, monkeypa
     assert is_equal(compared(trainer), compared(eager))
     strict = make_trainer("on")
     strict.config.graphs, strict.graphs.capture = "on", hindered
-    with pytest.raises(ValueError, match=r"training\.graphs is on, and (it waits|an update cannot .*not permitted\))"):
+    with pytest.raises(ValueError, match=r"training\.graphs is on, and (it waits|a call cannot .*not permitted\))"):
         strict.fit(quiet())
-
-
-def test_packed_batches_run_without(make_trainer):
-    given = torch.arange(3, device="meta")
-    notes = []
-    double = graphed(lambda x: 2 * x, refuse=notes.append)
-    double(given)
-    assert notes == ["a batch has lengths that are read on the host"]
-
-
-# --- the function of trees that is captured ---
-
-
-def test_numbers_and_tensors_change_and_all_else_is_of_the_form():
-    capture = RecordedCapture()
-    compute = graphed(lambda x, scale, twice: (x * scale * (2 if twice else 1),), capture)
-    for number in range(8):
-        for twice in (False, True):
-            x, scale = torch.randn(3), float(number)
-            (found,) = compute(x, scale, twice)
-            assert torch.equal(found, x * scale * (1 + twice))
-            x.fill_(torch.nan)  # a graph must not read it later
-    assert capture.n_captures == 2
-
-
-def test_what_python_reads_is_baked_in():
-    """Of the stand-in itself: it would show a number that was read on the host."""
-    counted = iter(range(100))
-    compute = graphed(lambda x: x * next(counted))
-    found = [float(compute(torch.ones(()))) for _ in range(6)]
-    assert found == [0, 1, 2, 3, 3, 3]
-
-
-class Pair(NamedTuple):
-    newer: torch.Tensor
-    older: torch.Tensor
-
-
-def test_outputs_that_are_inputs_are_copied():
-    """A state of windows hands its entries on: filled one by one, the inputs would overwrite each other."""
-    steps = graphed(lambda state, x: Pair(state.older + state.newer * x, state.newer))
-    other = Pair(torch.zeros(2), torch.ones(2))
-    state = other
-    for number in range(9):
-        state = steps(state, torch.full((2,), float(number)))
-        other = Pair(other.older + other.newer * number, other.newer)
-        assert is_equal(state, other)
-
-
-def test_a_bounded_number_of_graphs_and_the_idle_one_gives_way(monkeypatch):
-    monkeypatch.setattr(_graphs, "MOST_GRAPHS", 2)
-    monkeypatch.setattr(_graphs, "IDLE", 10)
-    capture = RecordedCapture()
-    double = graphed(lambda x: 2 * x, capture)
-
-    def call(size: int) -> None:
-        x = torch.randn(size)
-        assert torch.equal(double(x), 2 * x)
-
-    for _ in range(8):
-        for size in (1, 2, 3):  # lengths drawn anew: the third runs without
-            call(size)
-    assert capture.n_captures == 2
-    for _ in range(7):
-        call(2)
-    call(3)
-    assert {form.leaves[0][0] for form in double._graphs} == {(1,), (2,)}
-    call(3)
-    assert {form.leaves[0][0] for form in double._graphs} == {(2,), (3,)}
-    for _ in range(4):
-        call(3)
-    assert capture.n_captures == 3
-
-
-def test_a_replay_counts_as_a_change_of_the_weights():
-    """Some caches know a tensor by its version, which a graph leaves as it is."""
-
-    class Silent(RecordedCapture):
-        def capture(self, run):
-            return run(), lambda: None
-
-    weight = torch.ones(2)
-    change = graphed(lambda x: weight.add_(x), Silent(), changes=[weight])
-    versions = [change(torch.ones(2))._version and weight._version for _ in range(8)]
-    assert all(before < after for before, after in pairwise(versions))
 
 
 def test_few_positions_are_padded_to_a_fourth():
@@ -300,67 +284,3 @@ def test_the_stage_fails_where_graphs_differ(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(benchmark, "measured", lambda case, *_: {"case": case, "eager_repeats": True, "equal": False})
     with pytest.raises(SystemExit, match="gateloop, crt-gru"):
         benchmark.main(["--dry", "--out", str(tmp_path / "graphs.json")])
-
-
-# --- CUDA's own calls, without a card ---
-
-
-class Stream:
-    def wait_stream(self, other: "Stream") -> None:
-        assert other is not self
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """A `CudaCapture` over stand-ins, which hold no work; the streams that were set are in its list `streams`."""
-    main, modes = Stream(), ["default"]
-
-    @contextmanager
-    def graph(_graph, *, pool, stream):
-        assert (pool, type(stream)) == ("pool", Stream)
-        yield
-
-    given = {
-        "graph_pool_handle": lambda: "pool",
-        "Stream": lambda device: Stream(),
-        "current_stream": lambda device: main,
-        "stream": lambda stream: nullcontext(),
-        "set_stream": lambda stream: modes.append(stream),
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: modes.append("replay")),
-        "graph": graph,
-        "get_sync_debug_mode": lambda: "default",
-        "set_sync_debug_mode": modes.append,
-    }
-    for name, stand_in in given.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    capture = CudaCapture(torch.device("cuda", 0))
-    return SimpleNamespace(capture=capture, main=main, modes=modes)
-
-
-def test_a_warm_up_finds_what_a_replay_would_leave_out(cuda):
-    def waits() -> int:
-        warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
-        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
-        warnings.warn("of the user's own", stacklevel=1)
-        return 1
-
-    with pytest.warns(UserWarning, match="of the user's own") as seen:
-        assert cuda.capture.warm_up(waits) == (1, "the model or its loss waits for the device within an update")
-    assert len(seen) == 1
-    assert cuda.modes == ["default", "warn", "default"]
-    assert cuda.capture.warm_up(lambda: 2) == (2, "")
-    for draw in (random.random, lambda: torch.rand(1)):
-        assert cuda.capture.warm_up(draw)[1] == "the model draws random numbers on the host"
-
-
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(cuda):
-    outputs, replay = cuda.capture.capture(lambda: 3)
-    replay()
-    assert (outputs, cuda.modes[-1]) == (3, "replay")
-
-    def fails() -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        cuda.capture.capture(fails)
-    assert cuda.modes[-1] is cuda.main

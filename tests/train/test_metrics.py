@@ -133,6 +133,18 @@ RECORD = {
 }
 
 
+def test_the_time_left_follows_the_speed_since_the_last_record():
+    out = io.StringIO()
+    progress = RunProgress(200, 0, Console(file=out, width=40))
+    for step, seconds in ((50, 1000.0), (60, 1010.0), (70, 1015.0)):
+        progress.report({**RECORD, "step": step, "seconds": seconds})
+    assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == [
+        "0:50:00 left",
+        "0:02:20 left",
+        "0:01:05 left",
+    ]
+
+
 def test_without_a_terminal_there_are_plain_lines():
     out = io.StringIO()
     progress = RunProgress(200, 0, Console(file=out, width=40))

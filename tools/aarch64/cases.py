@@ -61,6 +61,7 @@ _MIXERS: dict[str, dict[str, int]] = {
     "performer": {"n_heads": 2},
     "mamba3": {"d_state": 24, "n_heads": 2},
     "gated-delta-net": {"n_heads": 2},
+    "rwkv7": {"n_heads": 2},
 }
 """Mixers with kernels of their own."""
 

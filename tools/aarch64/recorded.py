@@ -11,7 +11,7 @@ import numba
 import torch
 from torch import Tensor
 
-from recurra.ops._toolkit.launch import Apart, Kernel
+from recurra.ops._toolkit.launch import Apart, Kernel, compile_function
 
 _LEAST_ADDRESS = 1 << 32  # sizes and strides are smaller
 
@@ -67,7 +67,7 @@ def _functions(numbers: list[int]) -> dict[int, str]:
     """The code of the functions whose addresses are among these numbers."""
     aparts: list[Any] = [thing for thing in gc.get_objects() if type(thing) is Apart]
     known = {apart.address: apart for apart in aparts if "address" in vars(apart)}
-    return {number: known[number]._compiled.inspect_llvm(known[number]._types) for number in numbers if number in known}
+    return {number: known[number].compiled.inspect_llvm(known[number]._types) for number in numbers if number in known}
 
 
 @contextmanager
@@ -76,16 +76,17 @@ def record(calls: list[Call]) -> Iterator[None]:
     plain: Callable[..., None] = Kernel.__call__
 
     def call(self: Kernel, *arguments: Any, jobs: int, work: int) -> None:
+        arguments = (*arguments, (0, jobs))
         flat = list(_flat(arguments))
         functions = _functions(flat)
         regions = _regions([number for number in flat if number >= _LEAST_ADDRESS and number not in functions])
-        serial: Any = self._serial
-        serial(*arguments)
+        function: Any = compile_function(self._function)
+        function(*arguments)
         for region in regions:
             region.after = _bytes_at(region.address, len(region.before))
         types = tuple(numba.typeof(argument) for argument in arguments)
-        name = f"{self._serial.__module__.removeprefix('recurra.')}: {serial.py_func.__name__}"
-        calls.append(Call(name, serial.inspect_llvm(types), flat, regions, functions))
+        name = f"{function.__module__.removeprefix('recurra.')}: {function.py_func.__name__}"
+        calls.append(Call(name, function.inspect_llvm(types), flat, regions, functions))
 
     Kernel.__call__ = call  # type: ignore[method-assign]
     try:

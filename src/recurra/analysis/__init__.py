@@ -1,4 +1,4 @@
-"""Analysis of models: what they cost, and what their gates and gradients do.
+"""Analysis of models: cost, gates and gradients.
 
 Figures are in `recurra.analysis.plots`; only this package needs matplotlib.
 """

@@ -42,7 +42,7 @@ class MeasuredCost(NamedTuple):
 
 
 def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
-    """Count what a model does for a segment of `segment_length` tokens, once enough segments have filled its state.
+    """Count a model's FLOPs, parameters and state for a segment of `segment_length` tokens, after its state is full.
 
     Args:
         model: a language model `(tokens, state) -> (logits, state)` with an `embedding` and a `head`, on any device: a
@@ -178,7 +178,7 @@ _FORMULAS: dict[str, Callable[[int, int, int], PublishedCost]] = {
 
 
 def model_kind(model: nn.Module) -> str:
-    """Return the name under which the paper's tables would list a model, or one that says what it is."""
+    """Return a model's name in the paper's tables, or a descriptive one."""
     return str(getattr(model, "kind", type(model).__name__))
 
 

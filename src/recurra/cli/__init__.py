@@ -18,22 +18,22 @@ from recurra.cli._arguments import complete_among, completing, unknown
 COMMANDS = {
     "prepare": (_parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
     "train": (_parsers.train, "train:train", "train a recipe, or resume a run"),
-    "sweep": (_parsers.sweep, "sweep:sweep", "train a recipe with many values, and compare the runs"),
-    "compare": (_parsers.compare, "compare:compare", "train a recipe with several mixers, and print one table"),
+    "sweep": (_parsers.sweep, "sweep:sweep", "train a recipe with a grid of values and compare the runs"),
+    "compare": (_parsers.compare, "compare:compare", "train a recipe with several mixers and print one table"),
     "eval": (_parsers.evaluate, "evaluate:evaluate", "score a trained run on a split"),
-    "generate": (_parsers.generate, "generate:generate", "continue a text with a trained run"),
-    "serve": (_parsers.serve, "serve:serve", "serve trained runs over HTTP, and a page to look into them"),
-    "explore": (_parsers.explore, "serve:explore", "look into runs in the browser: surprise, gates, forks, a game"),
+    "generate": (_parsers.generate, "generate:generate", "generate text with a trained run"),
+    "serve": (_parsers.serve, "serve:serve", "serve trained runs over HTTP, with a page for inspecting them"),
+    "explore": (_parsers.explore, "serve:explore", "inspect runs in the browser: surprisal, gates, forks, a game"),
     "classify": (_parsers.classify, "classify:classify", "classify videos segment by segment with a video run"),
-    "export": (_parsers.export, "export:export", "write a run in a format that other programs load"),
-    "convert": (_parsers.convert, "export:convert", "convert between runs, folders for transformers and single files"),
+    "export": (_parsers.export, "export:export", "export a run to a format for other programs"),
+    "convert": (_parsers.convert, "export:convert", "convert between runs, transformers folders and single files"),
     "plot": (_parsers.plot, "figures:plot", "draw the figures of one or more runs"),
-    "recipes": (_parsers.recipes, "train:recipes", "list the recipes that come with Recurra, or print one"),
-    "cost": (_parsers.cost, "figures:cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
+    "recipes": (_parsers.recipes, "train:recipes", "list the recipes in the package, or print one"),
+    "cost": (_parsers.cost, "figures:cost", "count the cost of a segment: FLOPs, parameters, state size"),
     "gradients": (_parsers.gradients, "figures:gradients", "measure gradients between segments and their bound"),
     "demo": (_parsers.demo, "demo:demo", "train two small models and compare them"),
-    "models": (_parsers.models, "info:models", "list the trained models that come with Recurra"),
-    "info": (_parsers.info, "info:info", "show versions, backends, mixers and models, or what a run is"),
+    "models": (_parsers.models, "info:models", "list the trained models in the package"),
+    "info": (_parsers.info, "info:info", "show versions, backends, mixers and models, or describe a run"),
 }
 """What parses the arguments of each command, the module and function that take them, and what it does."""
 
@@ -175,8 +175,8 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "`recurra COMMAND --help` shows its arguments. With --debug, an error comes with its traceback.",
-            "--import MODULE imports code of your own first, which may register mixers, models and experiments.",
+            "`recurra COMMAND --help` shows its arguments. --debug shows the traceback of an error.",
+            "--import MODULE first imports your own code, which can register mixers, models and experiments.",
         ]
     )
 
@@ -211,9 +211,9 @@ def _described(error: BaseException) -> tuple[str, int]:
         return missing, _FAILED
     asked_for = _ALLOCATION.search(str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and asked_for):
-        how_much = f"{asked_for[1]} were asked for at once" if asked_for else "a request for more was refused"
-        return f"out of memory: {how_much}; a smaller model, batch or sequence needs less", _FAILED
+        how_much = f"could not allocate {asked_for[1]}" if asked_for else "an allocation failed"
+        return f"out of memory: {how_much}; use a smaller model, batch or sequence", _FAILED
     if isinstance(error, (ValueError, OSError, FloatingPointError)):
         # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
         return str(error), _FAILED
-    return f"{_named(error)}. This should not have happened; please report it, with --debug for the traceback", _MISTAKE
+    return f"{_named(error)}. This is a bug; please report it with the traceback that --debug shows", _MISTAKE

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recurra._choices import RECIPE_KEYS, recipe_names, recipe_words, run_names
-from recurra.registry import did_you_mean
+from recurra.registry import did_you_mean, near
 
-_OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
+_OVERRIDES_HELP = "--KEY VALUE overrides the recipe's value, as in --training.epochs 2; the last one wins."
 
 NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 REAL: dict[str, Any] = {"type": float, "metavar": "X"}
@@ -30,9 +30,9 @@ class _CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         word = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")[0]
-        options = [option for option in self._option_string_actions if option != "--help"]
-        hint = did_you_mean(word, options) if word.startswith("--") else ""
-        super().error(f"{message}{hint and f': {hint}'}")
+        options = [option[2:] for option in self._option_string_actions if option != "--help"]
+        close = [f"--{option}" for option in near(word[2:], options)] if word.startswith("--") else []
+        super().error(f"{message}: did you mean {' or '.join(close)}?" if close else message)
 
 
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
@@ -46,6 +46,12 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
     )
 
 
+def add_style(parser: ArgumentParser) -> None:
+    style = parser.add_mutually_exclusive_group()
+    for name in ("json", "csv", "latex"):
+        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print as {name}")
+
+
 def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") -> None:
     parser.add_argument(
         "--checkpoint",
@@ -57,8 +63,8 @@ def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") ->
 
 def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
     which = {
-        "auto": f"where to {verb}: cpu, cuda, or auto (default), a CUDA GPU if there is one",
-        "cpu": f"where to {verb}: cpu (default), cuda, or auto, a CUDA GPU if there is one",
+        "auto": f"where to {verb}: cpu, cuda or auto (default; a CUDA GPU if there is one)",
+        "cpu": f"where to {verb}: cpu (default), cuda or auto (a CUDA GPU if there is one)",
     }
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=which[default])
 

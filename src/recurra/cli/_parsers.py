@@ -14,6 +14,7 @@ from recurra.cli._arguments import (
     REAL,
     add_checkpoint,
     add_device,
+    add_style,
     command_parser,
     complete_among,
     completing,
@@ -28,36 +29,35 @@ _RUNS = "folders of runs, or their names"
 _PREPARE = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
 
-PATH is a folder with train, valid and test files of text, a text file or a folder of .txt files (cut into 90% train, 5%
-valid and 5% test), a folder of .parquet or .jsonl files whose names or folders begin with the split, or a data set of
-the Hugging Face hub or on disk. If a preparation is stopped or killed, run the same command again to continue it."""
+PATH is a folder with train, valid and test text files, a text file or a folder of .txt files (split into 90% train, 5%
+valid and 5% test), a folder of .parquet or .jsonl files whose names or folders begin with the split, or a data set on
+the Hugging Face hub or on disk. To continue after an interruption, run the same command again."""
 
 
 def prepare(words: Sequence[str]) -> Namespace:
     parser = command_parser("prepare", _PREPARE, overrides=False)
     add = parser.add_argument
-    add("path", metavar="PATH", help="where the corpus is")
+    add("path", metavar="PATH", help="the corpus")
     add("--out", **FOLDER, required=True, help="folder to write")
-    add("--source", choices=_choices.SOURCES, default="folder", help="what PATH is (default: folder)")
-    add("--name", help="configuration of a data set of the hub")
+    add("--source", choices=_choices.SOURCES, default="folder", help="format of PATH (default: folder)")
+    add("--name", help="configuration of a data set on the hub")
     add("--field", default="text", help="column with the text (default: text)")
     add("--vocabulary", choices=_choices.VOCABULARY_KINDS, default="words", help="kind of tokens (default: words)")
-    add("--vocab-size", **NUMBER, help="most frequent words to keep, or size of the bpe")
-    add("--tokenizer", **FILE, help="take this vocabulary instead of making one")
-    add("--workers", **NUMBER, default=1, help="processes (default: 1)")
+    add("--vocab-size", **NUMBER, help="number of most frequent words to keep, or size of the BPE vocabulary")
+    add("--tokenizer", **FILE, help="use this vocabulary instead of building one")
+    add("--workers", **NUMBER, default=1, help="number of processes (default: 1)")
     return parsed_alone(parser, words)
 
 
 _TRAIN = """\
-Train a recipe, or resume a run that was stopped. `recurra train RECIPE --help` lists every key that the recipe may
-set."""
+Train a recipe, or resume a run that was stopped. `recurra train RECIPE --help` lists every key of the recipe."""
 
 
 def train(words: Sequence[str]) -> Namespace:
     """Parse; `help` of the result is False, or the text before the help of the recipe."""
     parser = command_parser("train", _TRAIN, add_help=False)
     add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
+    add("-h", "--help", action="store_true", help="show this help and, if RECIPE is given, its keys")
     recipe = "a YAML file, a name that `recurra recipes` lists, or either with #VARIANT"
     add("recipe", nargs="?", metavar="RECIPE", help=recipe)
     add("--run-dir", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
@@ -81,8 +81,8 @@ def train(words: Sequence[str]) -> Namespace:
 def recipes(words: Sequence[str]) -> Namespace:
     parser = command_parser(
         "recipes",
-        "List the recipes that come with Recurra: `recurra train NAME` trains one. With a NAME, print that recipe; to "
-        "change it, write it into a file of your own, `recurra recipes NAME > mine.yaml`.",
+        "List the recipes in the package; `recurra train NAME` trains one. With NAME, print that recipe. To change it, "
+        "save it to a file: `recurra recipes NAME > mine.yaml`.",
         overrides=False,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print, such as ptb/gateloop")
@@ -90,47 +90,46 @@ def recipes(words: Sequence[str]) -> Namespace:
 
 
 _SWEEP = """\
-Train a recipe with every combination of some values, each run in its own folder, and print a table, the best run first.
+Train a recipe with every combination of the given values, each run in its own folder, and print a table, best first.
 
-A key with commas in its value is varied: --optimizer.learning_rate 0.001,0.003,0.01 --training.seed 0,1 makes six runs.
-Values in [brackets] or {braces} are single ones. To continue a sweep that was stopped, run the same command again: it
-reads the runs that are finished and resumes the others."""
+Separate a key's values by commas: --optimizer.learning_rate 0.001,0.003,0.01 --training.seed 0,1 makes six runs. A
+value in [brackets] or {braces} counts as one. To continue a sweep that was stopped, run the same command again: it
+skips finished runs and resumes the others."""
 
 
 def sweep(words: Sequence[str]) -> Namespace:
     parser = command_parser("sweep", _SWEEP)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
     parser.add_argument("--out", **FOLDER, help="folder of the runs (default: runs/RECIPE-sweep)")
+    add_style(parser)
     return parsed(parser, words)
 
 
 _COMPARE = """\
-Train a recipe with several mixers and seeds, each run in its own folder, and print one table, the best mixer first. The
-validation curves, averaged over the seeds, are drawn beside the runs.
+Train a recipe with several mixers and seeds, each run in its own folder, and print one table, best mixer first. The
+validation curves, averaged over the seeds, are saved in the same folder as the runs.
 
-  recurra compare RECIPE --mixers gru,s5,mamba2   train, or continue where the command was stopped
+  recurra compare RECIPE --mixers gru,s5,mamba2   train, or continue after an interruption
   recurra compare RUN RUN ...                     compare finished runs; those that differ only in their
                                                   seed are averaged
   recurra compare --runs FOLDER                   compare the finished runs in a folder
 
-The progress goes to the standard error. Numbers: parameters of the whole model; FLOPs of a forward pass; tokens per
-second of training; bytes of the state of one stream; milliseconds of a step of one token on the CPU; and the validation
-score of the best checkpoint (`training.monitor` chooses loss or accuracy), as mean ± standard deviation."""
+Progress goes to standard error. Columns: parameters of the whole model; FLOPs per token of a forward pass; training
+speed in tokens per second; state size of one stream in bytes; milliseconds per one-token step on the CPU; and the
+validation score of the best checkpoint (`training.monitor`: loss or accuracy), mean ± standard deviation."""
 
 
 def compare(words: Sequence[str]) -> Namespace:
     parser = command_parser("compare", _COMPARE)
     add = parser.add_argument
-    places = "a recipe with --mixers, or folders of finished runs without"
+    places = "with --mixers, a recipe; without, folders of finished runs"
     add("places", nargs="*", metavar="RECIPE", help=places)
     add("--mixers", type=_names, metavar="NAMES", help="mixers to train, as in gru,s5; `recurra info` lists them")
-    add("--seeds", **NUMBER, help="runs of each mixer, with the seeds 0 to N - 1 (default: 3)")
-    equal = "adapt model.d_model so that all mixers come close to the parameters of the recipe's own"
-    add("--equal", choices=("parameters",), help=equal)
+    add("--seeds", **NUMBER, help="number of runs per mixer, with seeds 0 to N - 1 (default: 3)")
+    equal = "set model.d_model to match the recipe's number of parameters or FLOPs as closely as possible"
+    add("--equal", choices=("parameters", "flops"), help=equal)
     add("--runs", **FOLDER, help="folder of the runs (default: runs/RECIPE-compare)")
-    style = parser.add_mutually_exclusive_group()
-    for name in ("json", "csv", "latex"):
-        style.add_argument(f"--{name}", dest="style", action="store_const", const=name, help=f"print it as {name}")
+    add_style(parser)
     arguments = parsed(parser, words)
     if arguments.mixers is None:
         _require_finished_runs(parser, arguments)
@@ -141,7 +140,7 @@ def compare(words: Sequence[str]) -> Namespace:
     keys = {word.partition("=")[0] for word in arguments.overrides}
     chosen = {"--model.mixer": "--mixers", "--training.seed": "--seeds"}
     if arguments.equal:
-        chosen["--model.d_model"] = "--equal parameters"
+        chosen["--model.d_model"] = f"--equal {arguments.equal}"
     for key in sorted(keys & chosen.keys()):
         parser.error(f"{chosen[key]} sets {key[2:]}: omit {key}")
     return arguments
@@ -150,26 +149,26 @@ def compare(words: Sequence[str]) -> Namespace:
 def _names(word: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in word.split(",")))
     if "" in names:
-        raise ArgumentTypeError(f"{word!r}; expected names with commas between them, as in gru,s5")
+        raise ArgumentTypeError(f"{word!r}; expected names separated by commas, as in gru,s5")
     return names
 
 
 def _require_finished_runs(parser: ArgumentParser, arguments: Namespace) -> None:
     if arguments.seeds is not None or arguments.equal or arguments.overrides:
-        parser.error("only --mixers trains: without it, omit --seeds, --equal and values of the recipe")
+        parser.error("only --mixers trains: without it, omit --seeds, --equal and recipe values")
     if bool(arguments.places) == bool(arguments.runs):
         parser.error("give a RECIPE and --mixers, or finished runs, or their folder with --runs")
 
 
 _EVAL = """\
-Score a trained run on a split, in float32, with the state carried along contiguous segments. Prints a table, and writes
+Score a trained run on a split, in float32, with the state carried across contiguous segments. Print a table and write
 RUN/eval-SPLIT.json.
 
-Lengths may differ from those of training: --data.segment_length 17, --model.mem_len 70. For a video run the scores of
+Lengths may differ from those in training: --data.segment_length 17, --model.mem_len 70. For a video run, the scores of
 all views are averaged, and their number may differ too: --data.test_views 1, --data.test_crops 1. Values that differ
-become part of the file's name.
+become part of the file name.
 
-A text can also be scored in windows that overlap, which gives every token a long context and takes as much longer:
+Text can also be scored in overlapping windows, which give every token a long context but take longer:
 --data.eval_stride 10 --data.eval_context 130 --data.eval_batch_size 32."""
 TRIED = f"{_choices.TEMPERATURES[0]:g} to {_choices.TEMPERATURES[-1]:g}"
 """The temperatures that `--temperature valid` chooses from."""
@@ -180,10 +179,11 @@ def evaluate(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("run", metavar="RUN", help=_RUN)
     add("--split", choices=_choices.SPLITS, default="test", help="split to score (default: test)")
-    divided = f"divide the logits by T; `valid` first finds the T from {TRIED} with the lowest validation loss"
+    divided = f"divide the logits by T; `valid` chooses the T from {TRIED} with the lowest validation loss"
     add("--temperature", metavar="T", type=_temperature, help=divided)
     add_device(parser, "score", default="auto")
     add_checkpoint(parser)
+    add_style(parser)
     return parsed(parser, words)
 
 
@@ -200,21 +200,21 @@ def _temperature(word: str) -> float | str:
 
 
 _GENERATE = """\
-Continue a text. The output follows the prompt exactly as it stands; a word-level model begins with the blank between
-two words. If the run has no tokenizer of its own, --data.path FOLDER says where its corpus is."""
+Generate text. The output can be appended to the prompt unchanged; a word-level model's output therefore begins with a
+space. If the run has no tokenizer, give its corpus with --data.path FOLDER."""
 _PROMPT = """\
-text to continue; - reads the standard input in constant memory, and continues where it ends (default: the loaded state,
-or the beginning of a text)"""
+text to continue, printed before the continuation on a terminal; - reads standard input in constant memory and
+continues it (default: continue the loaded state, or start a new text)"""
 _CONTINUATIONS = """\
-continue the text N times side by side, with the seeds from --seed on, and print each result under its number; the ranks
-that torchrun started share them (default: 1)"""
-_BIAS = "add a number to the logit of a token, both given as numbers; may be repeated"
+generate N continuations in parallel, with seeds from --seed on, and print each under its number; under torchrun, the
+ranks share them (default: 1)"""
+_BIAS = "add BIAS to the logit of the token with the id TOKEN; may be repeated"
 _DRAFT = """\
-let a smaller model with the same tokenizer draft tokens that the model then reads in one call; the text keeps its
-distribution"""
+smaller model with the same tokenizer that drafts tokens, which RUN then checks in one call; the distribution of the
+text stays the same"""
 _WEIGHTS = """\
 decode on a CPU with packed weights of this type: float32 is exact up to the order of sums, the others are rounded and
-faster (default: the model as it is)"""
+faster (default: the model's own weights)"""
 
 
 def generate(words: Sequence[str]) -> Namespace:
@@ -222,9 +222,9 @@ def generate(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("run", metavar="RUN", help=_RUN)
     add("--prompt", metavar="TEXT", help=_PROMPT)
-    add("--max-tokens", **NUMBER, default=100, help="maximum number of tokens to add (default: 100)")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    add("--temperature", **REAL, default=1.0, help="0 takes the likeliest token (default: 1)")
+    add("--max-tokens", **NUMBER, default=100, help="maximum number of tokens to generate (default: 100)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated")
+    add("--temperature", **REAL, default=1.0, help="0 always takes the likeliest token (default: 1)")
     add("--top-k", **NUMBER, help="sample from the N likeliest tokens")
     add("--top-p", **REAL, help="sample from the likeliest tokens with a total probability of X")
     add("--min-p", **REAL, help="sample from tokens at least X times as likely as the likeliest")
@@ -232,13 +232,13 @@ def generate(words: Sequence[str]) -> Namespace:
     window = _choices.RECENT_TOKENS
     add("--repetition-window", **NUMBER, default=window, help=f"recent tokens to penalise (default: {window})")
     add("--presence-penalty", **REAL, default=0.0, help="subtracted from the logits of generated tokens (default: 0)")
-    add("--frequency-penalty", **REAL, default=0.0, help="the same, once for each time (default: 0)")
+    add("--frequency-penalty", **REAL, default=0.0, help="the same, times the token's count so far (default: 0)")
     add("--logit-bias", action="append", default=[], metavar="TOKEN=BIAS", help=_BIAS)
-    add("--seed", **NUMBER, default=0, help="seed of the sampling (default: 0)")
+    add("--seed", **NUMBER, default=0, help="sampling seed (default: 0)")
     add("-n", "--continuations", **NUMBER, default=1, help=_CONTINUATIONS)
     add("--draft", metavar="RUN", help=_DRAFT)
-    add("--draft-tokens", **NUMBER, help="tokens of a draft (default: 4)")
-    add("--load-state", metavar="FILE", help="continue from a state that --save-state wrote")
+    add("--draft-tokens", **NUMBER, help="tokens per draft (default: 4)")
+    add("--load-state", metavar="FILE", help="continue from a state written by --save-state")
     add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
     add("--weights", choices=_choices.DTYPES, help=_WEIGHTS)
     add_device(parser, "run the model", default="cpu")
@@ -247,12 +247,12 @@ def generate(words: Sequence[str]) -> Namespace:
 
 
 _SERVE = """\
-Serve trained runs over HTTP: OpenAI's /v1/completions and /v1/chat/completions, streams by name that last in
-/v1/sessions, and the explorer, a page to look into a model. Many streams are written side by side. Sessions are written
-to disk after every turn.
+Serve trained runs over HTTP: OpenAI's /v1/completions and /v1/chat/completions, named persistent streams in
+/v1/sessions, and the explorer, a page for inspecting a model. The server generates many streams at once and saves
+sessions to disk after every request.
 
-Without an API key the server listens on this machine only. RECURRA_API_KEY in the environment, or the lines of
---api-key-file, are the keys."""
+Without an API key, the server listens on this machine only. Set keys with the environment variable RECURRA_API_KEY or
+with --api-key-file."""
 
 
 def serve(words: Sequence[str]) -> Namespace:
@@ -265,39 +265,40 @@ def _server_parser(name: str, description: str, runs: str, nargs: str) -> Argume
     add("runs", metavar="RUN", nargs=nargs, help=runs)
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
-    add("--api-key-file", **FILE, help="file with an API key on each line")
-    add("--sessions", **FILE, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
-    packed = "type of packed weights; model packs none (default: float32)"
+    add("--api-key-file", **FILE, help="file with one API key per line")
+    add("--sessions", **FILE, help="file for sessions (default: sessions.sqlite in the first RUN)")
+    packed = "type of packed weights; model leaves the weights unpacked (default: float32)"
     add("--weights", choices=(*_choices.DTYPES, "model"), default="float32", help=packed)
-    add("--threads", **NUMBER, help="threads of the model (default: all cores but one, for HTTP)")
-    add("--max-streams", **NUMBER, default=1024, help="streams at the same time (default: 1024)")
-    add("--max-queue", **NUMBER, default=1024, help="requests that wait; more get 429 (default: 1024)")
-    add("--max-tokens", **NUMBER, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
-    most = "memory for states after prompts that were read before; 0 keeps none (default: 256 MiB)"
+    add("--threads", **NUMBER, help="threads that run the model (default: all cores but one, left for HTTP)")
+    add("--max-streams", **NUMBER, default=1024, help="concurrent streams (default: 1024)")
+    add("--max-queue", **NUMBER, default=1024, help="waiting requests; further ones get 429 (default: 1024)")
+    add("--max-tokens", **NUMBER, default=65_536, help="tokens that a request can send or request (default: 65536)")
+    most = "memory for cached prompt states; 0 turns the cache off (default: 256 MiB)"
     add("--prefix-cache-bytes", **NUMBER, default=256 * 2**20, help=most)
-    add("--max-connections", **NUMBER, default=4096, help="at most 64 below the limit of open files (default: 4096)")
-    add("--header-seconds", **REAL, default=10.0, help="for the headers of a request (default: 10)")
-    add("--body-seconds", **REAL, default=60.0, help="for a body, and to read of a response (default: 60)")
-    add("--log-file", **FILE, help="log requests as JSON lines (default: only problems, on the standard error)")
+    connections = "open connections, at most 64 fewer than the open-file limit (default: 4096)"
+    add("--max-connections", **NUMBER, default=4096, help=connections)
+    add("--header-seconds", **REAL, default=10.0, help="time limit for a request's headers (default: 10)")
+    add("--body-seconds", **REAL, default=60.0, help="time limit for a body, or for a stalled reader (default: 60)")
+    add("--log-file", **FILE, help="log requests as JSON lines (default: only problems, on standard error)")
     add_checkpoint(parser)
     return parser
 
 
 _EXPLORE = """\
-Serve runs on this machine, as `recurra serve` does, and open the explorer in the browser. It shows text by surprise,
-gates as they open and close, and forks of a stream; runs on Memory Horizon become a game."""
+Serve runs on this machine, as `recurra serve` does, and open the explorer in the browser. It shows the surprisal of
+each token, gates as they open and close, and forks of a stream; runs on Memory Horizon become a game."""
 
 
 def explore(words: Sequence[str]) -> Namespace:
     parser = _server_parser("explore", _EXPLORE, f"{_RUN} (default: books, a text model in the package)", "*")
-    parser.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
+    parser.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
     return parsed(parser, words)
 
 
 _CLASSIFY = """\
-Read videos as streams, segment by segment with the carried state and in constant memory, and print the likeliest
-classes after each segment. A contact sheet with the frames and the probabilities over time is drawn for each video.
-Videos that cannot be read are named at the end, and the others classified."""
+Read videos as streams, segment by segment, in constant memory, and print the likeliest classes after each segment. Draw
+a contact sheet for each video, with its frames and the class probabilities over time. Videos that cannot be read are
+skipped and listed at the end."""
 
 
 def classify(words: Sequence[str]) -> Namespace:
@@ -315,17 +316,18 @@ def classify(words: Sequence[str]) -> Namespace:
 
 
 _CONVERT = f"""\
-Write a trained language model in another format. The logits of both are compared before the result is put in place: in
-float32 they may differ by 1e-5. The format of SOURCE is recognised.
+Convert a trained language model to another format. The logits of both are compared before the result is saved: in
+float32 they may differ by 1e-5. The format of SOURCE is detected.
 
-  run           a folder as `recurra train` writes it; it can be evaluated and generated from, not
-                resumed: no other format stores the optimiser's state
-  hf            a folder that transformers loads (needs the extra hf)
-  safetensors   one file: the weights, and as metadata the configuration and the tokenizer
-  published     a folder of one of transformers' own classes: read, and written if the model has the
-                shape of one. Classes: {", ".join(_choices.PUBLISHED_CLASSES.values())}
-  gguf          a file that llama.cpp reads, if it has the architecture: read, and written in float32;
-                `recurra export gguf` rounds (needs the extra hf)"""
+  run           a folder as written by `recurra train`, for evaluating and generating; it cannot be
+                resumed, because no other format stores the optimiser's state
+  hf            a folder for transformers (needs the extra hf)
+  safetensors   one file with the weights, and the configuration and tokenizer as metadata
+  published     a folder of one of transformers' own classes, or flash-linear-attention's for RWKV-7
+                (whose .pth can be read too); can be written if the model has the same architecture.
+                Classes: {", ".join(_choices.PUBLISHED_CLASSES.values())}
+  gguf          a file for llama.cpp, if it supports the architecture; written in float32, and
+                `recurra export gguf` can round (needs the extra hf)"""
 
 
 def convert(words: Sequence[str]) -> Namespace:
@@ -333,7 +335,7 @@ def convert(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="a run, a folder for transformers, a .safetensors or .gguf file")
     add("target", type=Path, metavar="TARGET", help="folder or file to write")
-    formats = "format to write (default: by the ending of TARGET, .safetensors or .gguf)"
+    formats = "format to write (default: from TARGET's extension, .safetensors or .gguf)"
     add("--to", choices=_choices.FORMATS, help=formats)
     add_checkpoint(parser, of="checkpoint of a run to convert")
     add("--force", action="store_true", help="write into a folder that is not empty, or over a file")
@@ -341,18 +343,18 @@ def convert(words: Sequence[str]) -> Namespace:
 
 
 _HF = """\
-Write a text run as a folder that transformers loads after `import recurra.convert.huggingface`: config.json,
-generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json, and manifest.json, from which
-`recurra convert` makes a run again. Needs the extra hf.
+Export a text run to a folder that transformers can load after `import recurra.convert.huggingface`: config.json,
+generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json and manifest.json. `recurra convert`
+converts it back to a run. Needs the extra hf.
 
-The logits of both are compared before the folder is put in place: in float32 they may differ by 1e-5. If the run has no
-tokenizer of its own, --data.path FOLDER says where its corpus is."""
+The logits of both are compared before the folder is saved: in float32 they may differ by 1e-5. If the run has no
+tokenizer, give its corpus with --data.path FOLDER."""
 
 _GGUF = """\
-Write a text run as a GGUF file, which llama.cpp reads, with its tokenizer: Mamba, Mamba-2 and hybrids of Mamba and
-attention in the shape of a Jamba, with byte pairs. Needs the extra hf.
+Export a text run with its tokenizer to a GGUF file for llama.cpp. The model must be a Mamba, Falcon Mamba, Mamba-2 or
+dense Jamba with a byte-pair tokenizer. Needs the extra hf.
 
-The file is read back before it is put in place. In f32 logits may differ by 1e-5; f16 and q8_0 round matrices."""
+The file is read back before it is saved. With f32, logits may differ by 1e-5; f16 and q8_0 round matrices."""
 
 
 def _portable_parser(to: str, text: str, place: str) -> ArgumentParser:
@@ -374,12 +376,12 @@ def _portable_parser(to: str, text: str, place: str) -> ArgumentParser:
 
 
 _ONNX = """\
-Write a text run as one ONNX file, FILE.onnx: tokens and state in, logits and state out, for any number of tokens and
-streams. Beside it go its tokenizer, FILE.tokenizer.json, and FILE.py, a program that continues a text using onnxruntime
-alone. Needs the extra export.
+Export a text run to one ONNX file, FILE.onnx: tokens and state in, logits and state out, for any number of tokens and
+streams. The tokenizer, FILE.tokenizer.json, and FILE.py, a program that generates text with onnxruntime, are written to
+the same folder. Needs the extra export.
 
-The logits are compared with the model's in onnxruntime before anything is put in place: they may differ by 1e-4 of the
-largest. If the run has no tokenizer of its own, --data.path FOLDER says where its corpus is."""
+Before anything is saved, onnxruntime's logits are compared with the model's: they may differ by 1e-4 of the largest.
+If the run has no tokenizer, give its corpus with --data.path FOLDER."""
 
 
 def _onnx_parser() -> ArgumentParser:
@@ -388,14 +390,14 @@ def _onnx_parser() -> ArgumentParser:
     add("run", metavar="RUN", help=_RUN)
     add("file", **FILE, help="file to write; must end in .onnx")
     add_checkpoint(parser, of="checkpoint to export")
-    add("--int8", action="store_true", help="store matrices as 8-bit integers: smaller, but less exact")
-    add("--force", action="store_true", help="overwrite files that exist")
+    add("--int8", action="store_true", help="store matrices as 8-bit integers: smaller, but less precise")
+    add("--force", action="store_true", help="overwrite existing files")
     return parser
 
 
 _WEB = """\
-Write runs over text or on Memory Horizon as a folder that any static host serves: the explorer's page, each model's
-step as an ONNX file, its tokenizer, and onnxruntime-web, which runs them inside the browser. Needs the extra export.
+Export runs on text or Memory Horizon to a folder for any static host: the explorer page, each model's step as an ONNX
+file, its tokenizer, and onnxruntime-web, which runs the models in the browser. Needs the extra export.
 
 The outputs are compared with those in Python before anything is written."""
 
@@ -408,16 +410,16 @@ def _web_parser() -> ArgumentParser:
     add_checkpoint(parser, of="checkpoint to export")
     kinds = ("int8", "float16", "float32")
     add("--weights", choices=kinds, default="int8", help="how weights are stored (default: int8)")
-    add("--webgpu", action="store_true", help="add what runs models with WebGPU, 27 MB, used if its outputs agree")
+    add("--webgpu", action="store_true", help="add WebGPU support (27 MB), used if its outputs agree")
     add("--force", action="store_true", help="write into a folder that is not empty")
     return parser
 
 
 _EXPORTS: dict[str, tuple[Callable[[], ArgumentParser], str]] = {
-    "hf": (partial(_portable_parser, "hf", _HF, "FOLDER"), "a folder that transformers loads"),
-    "gguf": (partial(_portable_parser, "gguf", _GGUF, "FILE"), "a file that llama.cpp runs"),
-    "onnx": (_onnx_parser, "a file that onnxruntime runs"),
-    "web": (_web_parser, "a folder for a static host that runs inside the browser"),
+    "hf": (partial(_portable_parser, "hf", _HF, "FOLDER"), "a folder for transformers"),
+    "gguf": (partial(_portable_parser, "gguf", _GGUF, "FILE"), "a file for llama.cpp"),
+    "onnx": (_onnx_parser, "a file for onnxruntime"),
+    "web": (_web_parser, "a static web page that runs the models in the browser"),
 }
 
 
@@ -440,39 +442,39 @@ def export(words: Sequence[str]) -> Namespace:
 
 
 _PLOT = """\
-Draw the figures of one or more runs as PNG and SVG. Each run's gates or, over videos, its confusion matrix go into its
-own folder; the curves, and the accuracy by memory span, compare all the runs."""
+Draw the figures of one or more runs as PNG and SVG. Each run's gates or, for videos, its confusion matrix are saved in
+its own folder; the curves and the accuracy by memory span compare all runs."""
 
 
 def plot(words: Sequence[str]) -> Namespace:
     parser = command_parser("plot", _PLOT)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=_RUNS)
     parser.add_argument(
-        "--out", **FOLDER, help="for the figures of all runs (default: RUN/figures, or figures beside several)"
+        "--out", **FOLDER, help="folder for shared figures (default: RUN/figures, or figures next to several runs)"
     )
     add_checkpoint(parser)
     return parsed(parser, words)
 
 
 _COST = """\
-Count what the models of recipes or runs do for one segment, beside the formulas of the CRT paper's Table 1. No weight
-is allocated."""
+Count the FLOPs, parameters and state of recipes or runs for one segment, and compare them with the formulas in the CRT
+paper's Table 1. Allocates no weights."""
 
 
 def cost(words: Sequence[str]) -> Namespace:
     parser = command_parser("cost", _COST)
     add = parser.add_argument
-    recipes = "recipes, files or names, with #VARIANT, or folders of runs"
+    recipes = "recipe files or names, optionally with #VARIANT, or folders of runs"
     add("recipes", nargs="+", metavar="RECIPE", help=recipes)
-    add("--vocabulary", **NUMBER, help="size of the vocabulary, so that the corpus is not needed")
-    add("--json", **FILE, help="write the numbers to FILE")
+    add("--vocabulary", **NUMBER, help="vocabulary size; without it, the corpus is needed")
+    add_style(parser)
     add("--plot", **FOLDER, help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
     return parsed(parser, words)
 
 
 _GRADIENTS = """\
-Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Prints
-tables, writes RUN/gradients.json for each run, and draws one figure of all runs."""
+Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Print
+tables, write RUN/gradients.json for each run, and draw one figure of all runs."""
 
 
 def gradients(words: Sequence[str]) -> Namespace:
@@ -481,8 +483,8 @@ def gradients(words: Sequence[str]) -> Namespace:
     add("runs", nargs="+", metavar="RUN", help=_RUNS)
     add("--split", choices=_choices.SPLITS, default="test", help="split to read the text from (default: test)")
     add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
-    add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
-    add("--out", **FOLDER, help="folder for the figure (default: RUN/figures, or figures beside several)")
+    add("--warm-up", **NUMBER, default=4, help="segments to read first, to fill the memory (default: 4)")
+    add("--out", **FOLDER, help="folder for the figure (default: RUN/figures, or figures next to several runs)")
     add_checkpoint(parser)
     return parsed(parser, words)
 
@@ -490,8 +492,8 @@ def gradients(words: Sequence[str]) -> Namespace:
 def demo(words: Sequence[str]) -> Namespace:
     parser = command_parser(
         "demo",
-        "Train a model with a data-controlled and one with a fixed transition on a small Memory Horizon, and compare "
-        "them. Stopped in the middle, it continues when it is started again.",
+        "Train one model with a data-controlled transition and one with a fixed transition on a small Memory Horizon, "
+        "and compare them. To continue after an interruption, run the same command again.",
         overrides=False,
     )
     parser.add_argument("--run-dir", **FOLDER, default="runs/demo", help="folder to write (default: runs/demo)")
@@ -499,7 +501,7 @@ def demo(words: Sequence[str]) -> Namespace:
 
 
 def info(words: Sequence[str]) -> Namespace:
-    description = "Show versions, backends, mixers, models and experiments; or, with a RUN, what it is."
+    description = "Show versions, backends, mixers, models and experiments or, with a RUN, describe the run."
     parser = command_parser("info", description, overrides=False)
     parser.add_argument("run", nargs="?", metavar="RUN", help=_RUN)
     add_checkpoint(parser)
@@ -508,7 +510,7 @@ def info(words: Sequence[str]) -> Namespace:
 
 def models(words: Sequence[str]) -> Namespace:
     description = (
-        "List the trained models that come with Recurra. Commands that take the folder of a RUN take their names too; "
-        "a run of that name, in this folder or in runs/, comes first. `recurra info NAME` tells more."
+        "List the trained models in the package. Commands that take a RUN also take these names; a run with that name "
+        "in this folder or in runs/ takes precedence. `recurra info NAME` shows details."
     )
     return parsed_alone(command_parser("models", description, overrides=False), words)

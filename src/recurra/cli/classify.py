@@ -63,7 +63,7 @@ def _predictions(
 def _listed(bad: Sequence[str], n_videos: int) -> str:
     if n_videos == 1:
         return bad[0]
-    return "\n  ".join([f"{len(bad)} of {n_videos} videos are not classified to their end:", *bad])
+    return "\n  ".join([f"{len(bad)} of {n_videos} videos could not be read to the end:", *bad])
 
 
 def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:

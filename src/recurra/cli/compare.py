@@ -1,7 +1,5 @@
 """`recurra compare`: a sweep of a recipe over mixers and seeds, or finished runs, and one table of the mixers."""
 
-import csv
-import io
 import json
 import os
 import statistics
@@ -10,7 +8,7 @@ from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,15 +19,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from recurra.analysis.cost import measured_cost
+from recurra.analysis.cost import MeasuredCost, measured_cost
 from recurra.analysis.plots.curves import metric_curves
 from recurra.analysis.plots.figure import save
 from recurra.checks import require, sentence
+from recurra.cli._tables import print_table
 from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
 from recurra.train._process import keep_large_blocks
-from recurra.train.experiment import RESUMABLE, differences, flat, to_plain
+from recurra.train.experiment import RESUMABLE, Experiment, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
 from recurra.train.optimizer import parameter_groups
 from recurra.train.recipe import as_settings, as_words, load_recipe
@@ -90,7 +89,7 @@ def compare(arguments: Namespace) -> int:
     groups = _grouped(runs)
     _note_differences([group[0][0] for group in groups.values()], progress)
     rows = _best_first([_row(name, group) for name, group in groups.items()])
-    _print_table(rows, arguments.style, folder.name)
+    _print(rows, arguments.style, folder.name)
     for file in _draw({row.mixer: groups[row.mixer] for row in rows}, rows[0].monitor, folder, figure):
         progress.print(str(file), soft_wrap=True)
     return 0
@@ -107,10 +106,14 @@ def _train_all(arguments: Namespace, folder: Path, progress: Console) -> list[Sw
         got, hint = f"{recipe}, a {own.experiment}", "train it, and compare finished runs: recurra compare RUN RUN"
         raise ValueError(sentence("recipe", got, "one whose model takes a mixer, such as ptb/gateloop", hint))
     first = load_recipe(recipe, as_words(fixed, {"model.mixer": mixers[0]}))
-    sizes = first.sizes(first.build_data())
+    data = first.build_data()
+    sizes = first.sizes(data)
     settings = [{"model.mixer": mixer} for mixer in mixers]
     if arguments.equal:
-        settings = [values | _equal_width(recipe, fixed, values, sizes, progress) for values in settings]
+        size = partial(_n_parameters, sizes=sizes)
+        if arguments.equal == "flops":
+            size = partial(_n_flops, sizes=sizes, length=_sequence_length(first, data))
+        settings = [values | _equal_width(recipe, fixed, values, size, progress) for values in settings]
     for values in settings:
         _require_fit(recipe, fixed, values, sizes)
     n_seeds = arguments.seeds or 3
@@ -131,47 +134,50 @@ def _require_fit(recipe: str, fixed: Mapping[str, str], values: Mapping[str, str
 
 
 def _equal_width(
-    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], sizes: Any, progress: Console
+    recipe: str, fixed: Mapping[str, str], values: Mapping[str, str], size: Callable[[Any], int], progress: Console
 ) -> dict[str, str]:
-    """Set the width that gives a mixer's model about as many parameters as the recipe's own has; {} for the same."""
+    """Set the width that gives a mixer's model about the size of the recipe's own; {} for the same.
+
+    size: of a configuration, what is to be equal.
+    """
     own = load_recipe(recipe, as_words(fixed)).model
-    target = _n_parameters(own, sizes)
+    target = size(own)
 
     @cache
-    def parameters(width: int) -> int | None:
+    def size_at(width: int) -> int | None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of options that a mixer lacks, for every width
                 words = as_words(fixed, values, {"model.d_model": str(width)})
-                return _n_parameters(load_recipe(recipe, words).model, sizes)
+                return size(load_recipe(recipe, words).model)
         except (TypeError, ValueError):  # the heads do not divide it
             return None
 
     unit = next(unit for unit in (8, 4, 2, 1) if own.d_model >= 16 * unit or unit == 1)
     width = own.d_model
     if own.mixer != values["model.mixer"]:
-        width = _closest_width(parameters, target, unit, own.d_model)
-    if abs(ratio := (parameters(width) or target) / target - 1) > _EQUAL:
+        width = _closest_width(size_at, target, unit, own.d_model)
+    if abs(ratio := (size_at(width) or target) / target - 1) > _EQUAL:
         apart = f"note: the closest width of mixer {values['model.mixer']}, {width}"
-        progress.print(f"{apart}, gives it {ratio:+.0%} parameters", soft_wrap=True)
+        progress.print(f"{apart}, is {ratio:+.0%} away", soft_wrap=True)
     return {} if width == own.d_model else {"model.d_model": str(width)}
 
 
 _EQUAL = 0.05
-"""How far numbers of parameters that are to be equal may be apart before a note says so."""
+"""How far sizes that are to be equal may be apart before a note says so."""
 
 
-def _closest_width(parameters: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
-    """Find the multiple of `unit` whose number of parameters, which grows with the width, is closest to `target`.
+def _closest_width(size: Callable[[int], int | None], target: int, unit: int, start: int) -> int:
+    """Find the multiple of `unit` whose size, which grows with the width, is closest to `target`.
 
-    parameters: of a width; None where no model can be made. start: a width from which on to look. Of two that are
+    size: of a width; None where no model can be made. start: a width from which on to look. Of two that are
     equally close, the narrower one is taken.
     """
 
     @cache
     def from_on(n: int) -> tuple[int, int]:
         for width in range(n * unit, (n + _MOST_REFUSED) * unit, unit):
-            if (number := parameters(width)) is not None:
+            if (number := size(width)) is not None:
                 return width, number
         raise ValueError(sentence("model.d_model", f"{n * unit} and above, refused", "a width that the mixer allows"))
 
@@ -180,7 +186,7 @@ def _closest_width(parameters: Callable[[int], int | None], target: int, unit: i
         high *= 2
     least = bisect_left(range(1, high), True, key=lambda n: from_on(n)[1] >= target) + 1
     near = [from_on(least)]
-    below = ((n * unit, parameters(n * unit)) for n in range(least - 1, 0, -1))
+    below = ((n * unit, size(n * unit)) for n in range(least - 1, 0, -1))
     near += [(width, number) for width, number in below if number is not None][:1]
     return min(near, key=lambda one: (abs(one[1] - target), one[0]))[0]
 
@@ -192,6 +198,18 @@ _MOST_REFUSED = 128
 def _n_parameters(config: Any, sizes: Any) -> int:
     with on_meta():
         return sum(parameter.numel() for parameter in config.build(sizes).parameters())
+
+
+def _n_flops(config: Any, sizes: Any, length: int) -> int:
+    """Count those of a forward pass."""
+    cost = _cost(config, sizes, length)
+    return cost.block_flops + cost.vocabulary_flops
+
+
+def _cost(config: Any, sizes: Any, length: int) -> MeasuredCost:
+    with on_meta():
+        model = config.build(sizes)
+    return measured_cost(model, length)
 
 
 def _finished_in(folder: Path, progress: Console) -> list[SweptRun]:
@@ -240,7 +258,7 @@ def _grouped(runs: Sequence[SweptRun]) -> dict[str, _Group]:
         seeds = [run.experiment.training.seed for run, _ in group]
         differ = len(set(seeds)) == len(seeds)
         folders = ", ".join(str(one.folder) for _, one in group)
-        require(differ, f"training.seed of {folders}", seeds, "another seed for each run of the same settings")
+        require(differ, f"training.seed of {folders}", seeds, "a different seed for each run with the same settings")
     return dict(zip(names, groups.values()))
 
 
@@ -260,7 +278,7 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
             require(other == expected, f"{what} of {run.folder.path}", other, f"{expected}, as in {first.folder.path}")
         if first.task.has_tokenizer() and run.tokenizer.fingerprint != first.tokenizer.fingerprint:
             what, expected = f"the vocabulary of {run.folder.path}", f"that of {first.folder.path}"
-            raise ValueError(sentence(what, "another one", expected, "their scores cannot be compared"))
+            raise ValueError(sentence(what, "different", expected, "their scores cannot be compared"))
         found |= differences(to_plain(first.experiment), to_plain(run.experiment)).keys() - _HOUSEKEEPING
     if unfair := sorted(key for key in found if key != "experiment" and not key.startswith("model.")):
         progress.print(f"note: the runs differ in more than their models: {', '.join(unfair)}", soft_wrap=True)
@@ -272,10 +290,8 @@ def _note_differences(runs: Sequence[Run], progress: Console) -> None:
 def _row(name: str, group: _Group) -> _MixerRow:
     run = group[0][0]
     sizes, monitor = run.sizes(), run.experiment.training.monitor
-    with on_meta():
-        model = run.experiment.model.build(sizes)
-    length = _sequence_length(run)
-    cost = measured_cost(model, length)
+    length = _sequence_length(run.experiment, run.data)
+    cost = _cost(run.experiment.model, sizes, length)
     over = [(other, one.scores[monitor]) for other, one in group if one.scores]
     speeds = [other.folder.read_summary()["tokens_per_second"] for other, _ in over]
     return _MixerRow(
@@ -292,11 +308,11 @@ def _row(name: str, group: _Group) -> _MixerRow:
     )
 
 
-def _sequence_length(run: Run) -> int:
+def _sequence_length(experiment: Experiment, data: Any) -> int:
     try:
-        return run.task.n_steps(run.experiment)
+        return experiment.task.n_steps(experiment)
     except ValueError:  # a generated task
-        return int(run.data.source("train").batch(0, 0).inputs.shape[1])
+        return int(data.source("train").batch(0, 0).inputs.shape[1])
 
 
 _WARM_UP, _MEASURED = 10, 100
@@ -327,26 +343,12 @@ def _best_first(rows: Sequence[_MixerRow]) -> list[_MixerRow]:
     return sorted(rows, key=rank)
 
 
-def _print_table(rows: Sequence[_MixerRow], style: str | None, title: str) -> None:
-    """Print rows on the standard output: json and csv in full, latex and a terminal's table rounded."""
-    if style == "json":
-        print(json.dumps([row.as_plain() for row in rows], indent=2))
-    elif style == "csv":
-        print(_as_csv(rows), end="")
-    elif style == "latex":
-        print(_as_latex(rows))
-    else:
-        console = Console(markup=False, highlight=False)
-        console.width = max(console.width, _NARROWEST)
-        console.print(_as_table(rows, title))
+def _print(rows: Sequence[_MixerRow], style: str | None, title: str) -> None:
+    print_table(style, [row.as_plain() for row in rows], _as_table(rows, title), _NARROWEST)
 
 
 _NARROWEST = 74
 """Width of a table that still has room for names; a narrower terminal wraps its lines."""
-
-
-def _headings(monitor: str) -> list[str]:
-    return ["mixer", "params", "FLOPs/token", "tokens/s", "state bytes", "ms/step", "runs", f"validation {monitor}"]
 
 
 def _cells(row: _MixerRow) -> list[str]:
@@ -367,51 +369,19 @@ def _short(number: float) -> str:
 
 
 def _as_table(rows: Sequence[_MixerRow], title: str) -> Table:
-    caption = (
-        "runs: finished of all, without those that diverged"
-        if any(len(row.scores) < row.n_runs for row in rows)
-        else None
-    )
+    caption = "runs: finished/all; the others diverged" if any(len(row.scores) < row.n_runs for row in rows) else None
     table = Table(
         title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    first, *others = (heading.replace("/", "/\n").replace(" ", "\n") for heading in _headings(rows[0].monitor))
+    headings = ["mixer", "params", "FLOPs/token", "tokens/s", "state bytes", "ms/step", "runs"]
+    headings.append(f"validation {rows[0].monitor}")
+    first, *others = (heading.replace("/", "/\n").replace(" ", "\n") for heading in headings)
     table.add_column(first, overflow="fold")
     for heading in others:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     return table
-
-
-def _as_csv(rows: Sequence[_MixerRow]) -> str:
-    plain = [{**row.as_plain(), "scores": " ".join(map(str, row.scores))} for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*plain[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(plain)
-    return text.getvalue()
-
-
-_IN_LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "±": r"$\pm$"})
-
-
-def _as_latex(rows: Sequence[_MixerRow]) -> str:
-    """Write a table for LaTeX, with the rules of the package booktabs."""
-    headings, *others = (
-        " & ".join(cell.translate(_IN_LATEX) for cell in cells) + r" \\"
-        for cells in (_headings(rows[0].monitor), *map(_cells, rows))
-    )
-    rules = [
-        r"\begin{tabular}{lrrrrrrr}",
-        r"\toprule",
-        headings,
-        r"\midrule",
-        *others,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(rules)
 
 
 def _draw(groups: Mapping[str, _Group], monitor: str, folder: Path, name: str) -> list[Path]:

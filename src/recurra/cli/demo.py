@@ -39,7 +39,7 @@ def demo(arguments: Namespace) -> int:
     console.print("figures:", *files, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
     explored = " ".join(run.folder.quoted for run in runs)
     console.print(
-        f"to play against them in the browser: recurra explore {explored}",
+        f"to play with them in the browser: recurra explore {explored}",
         markup=False,
         highlight=False,
         soft_wrap=True,

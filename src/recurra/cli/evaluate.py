@@ -4,11 +4,11 @@ import sys
 from argparse import Namespace
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from recurra._choices import TEMPERATURES
 from recurra.cli._parsers import TRIED
+from recurra.cli._tables import print_table
 from recurra.train._process import chosen_device, keep_large_blocks
 from recurra.train.run import DETAILS, open_run, score_run, write_scores
 
@@ -24,15 +24,16 @@ def evaluate(arguments: Namespace) -> int:
         temperature = trained.task.best_temperature(trained)
         if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
             print(
-                f"T = {temperature:g} is an end of what was tried, {TRIED}: a better T may lie beyond", file=sys.stderr
+                f"T = {temperature:g} is at the edge of the range tried, {TRIED}; T beyond it may be better",
+                file=sys.stderr,
             )
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
-    table = Table(title=trained.name, show_header=False)
-    for name, value in scores.items():
-        if value is not None and value not in ({}, []) and name not in DETAILS:
-            table.add_row(name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else str(value))
-    Console(markup=False).print(table)
+    table = Table("score", "value", title=trained.name, show_header=False)
+    shown = {key: value for key, value in scores.items() if value not in (None, {}, []) and key not in DETAILS}
+    for name, value in shown.items():
+        table.add_row(name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else str(value))
+    print_table(arguments.style, [{"run": trained.name, **shown}], table)
     for path in trained.task.figures_of_scores(trained, arguments.split, scores):
-        print(path)
+        print(path, file=sys.stderr if arguments.style else sys.stdout)
     return 0

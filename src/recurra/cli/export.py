@@ -25,7 +25,7 @@ def convert(arguments: Namespace) -> int:
 
 
 def export(arguments: Namespace) -> int:
-    print("exporting, and comparing the outputs: this may take half a minute", file=sys.stderr, flush=True)
+    print("exporting and comparing outputs; this may take half a minute", file=sys.stderr, flush=True)
     {"onnx": _export_onnx, "web": _export_web}.get(arguments.to, _export_portable)(arguments)
     return 0
 
@@ -41,9 +41,9 @@ def _export_portable(arguments: Namespace) -> None:
 def _export_onnx(arguments: Namespace) -> None:
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=arguments.overrides)
     export = export_onnx(trained, arguments.file, int8=arguments.int8, force=arguments.force)
-    print(f"the logits differ from the model's by {export.difference:.1e} of the largest at most")
+    print(f"logits differ from the model's by at most {export.difference:.1e} of the largest")
     if export.int8_difference is not None:
-        print(f"with matrices of 8-bit integers, by {export.int8_difference:.1e}")
+        print(f"with int8 matrices, by {export.int8_difference:.1e}")
     print(f"wrote {', '.join(map(str, export.files))}")
 
 
@@ -55,6 +55,6 @@ def _export_web(arguments: Namespace) -> None:
     models = [n_bytes for name, n_bytes in export.files.items() if name.endswith(".onnx")]
     taken = f"the model takes {sum(models) / 1e6:.1f}" if len(models) == 1 else f"models take {sum(models) / 1e6:.1f}"
     folder = arguments.folder
-    print(f"the outputs differ from those in Python by {export.difference:.1e} at most")
+    print(f"outputs differ from those in Python by at most {export.difference:.1e}")
     print(f"wrote {folder}: {sum(export.files.values()) / 1e6:.1f} MB, of which {taken}")
-    print(f"to look at it: python -m http.server --directory {shlex.quote(str(folder))} --bind 127.0.0.1")
+    print(f"to view it: python -m http.server --directory {shlex.quote(str(folder))} --bind 127.0.0.1")

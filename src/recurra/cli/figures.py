@@ -1,23 +1,22 @@
 """`recurra plot`, `cost` and `gradients`: figures of runs, and tables of what their models cost and how they learn."""
 
-import json
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from recurra._files.writing import replacing
 from recurra.analysis.gradient_flow import GradientFlow
 from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
 from recurra.analysis.plots.scores import perplexity_over_flops
 from recurra.checks import require_at_least
+from recurra.cli._tables import print_table
 from recurra.train._figures import (
     CostRow,
     cost_curves,
@@ -57,16 +56,11 @@ def cost(arguments: Namespace) -> int:
         [scored_perplexity(word, arguments.overrides) for word in arguments.recipes] if arguments.plot else []
     )
     rows = [cost_of(word, arguments.overrides, vocabulary=arguments.vocabulary) for word in arguments.recipes]
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=200)
-    console.print(_cost_table(rows))
-    if arguments.json:
-        with replacing(arguments.json) as file:
-            file.write((json.dumps([row.as_plain() for row in rows], indent=2) + "\n").encode())
+    print_table(arguments.style, [row.as_plain() for row in rows], _cost_table(rows), wide=True)
     if arguments.plot:
         figure = perplexity_over_flops(cost_curves(rows, perplexities))
         for path in save(figure, arguments.plot, "perplexity-over-flops"):
-            print(path)
+            print(path, file=sys.stderr if arguments.style else sys.stdout)
     return 0
 
 
@@ -81,8 +75,8 @@ def _cost_table(rows: Sequence[CostRow]) -> Table:
     for row in rows:
         published, measured = row.published, row.measured
         table.add_row(
-            escape(row.name),
-            escape(row.kind),
+            row.name,
+            row.kind,
             str(row.n_layer),
             str(row.segment_length),
             _in(1e9, published.flops) if published else "-",

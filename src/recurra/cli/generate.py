@@ -32,12 +32,12 @@ def generate(arguments: Namespace) -> int:
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
     if arguments.draft is None and arguments.draft_tokens is not None:
-        raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected --draft RUN beside it")
+        raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected together with --draft RUN")
     _require_continuations(arguments)
     device = chosen_device(arguments.device, "--device")
     if device != "cpu" and arguments.weights is not None:
         got = f"{arguments.weights} with --device {arguments.device}"
-        raise ValueError(sentence("--weights", got, "a model on the CPU, for which these copies are", "leave one out"))
+        raise ValueError(sentence("--weights", got, "--device cpu", "packed weights run on the CPU only"))
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=arguments.overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
@@ -77,7 +77,7 @@ def _biases(words: Sequence[str]) -> dict[int, float]:
         pairs = [word.split("=") for word in words]
         return {int(token): float(bias) for token, bias in pairs}
     except ValueError as error:
-        expected = "TOKEN=BIAS, a number and a number"
+        expected = "TOKEN=BIAS, a token id and a number"
         raise ValueError(sentence("--logit-bias", ", ".join(map(repr, words)), expected)) from error
 
 
@@ -93,7 +93,7 @@ def _require_continuations(arguments: Namespace) -> None:
         raise ValueError("--prompt is '-'; expected the text itself, which every rank can read")
     for option, value in (("--draft", arguments.draft), ("--save-state", arguments.save_state)):
         if count > 1 and value is not None:
-            raise ValueError(f"-n is {count}; expected 1 with {option}, which is for one stream")
+            raise ValueError(f"-n is {count}; expected 1 with {option}, which takes one stream")
 
 
 def _runner(model: nn.Module, arguments: Namespace) -> nn.Module | None:
@@ -143,9 +143,12 @@ def _lines(readline: Callable[[int], str], length: int = _LINE_LENGTH) -> Iterat
 
 def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:
     before, last = stream.position, ""
+    # A file or another program gets the continuation alone.
+    read = arguments.prompt if sys.stdout.isatty() and arguments.prompt not in (None, "-") else ""
     pieces = stream.generate_text(arguments.max_tokens, stop=arguments.stop, sampling=sampling, seed=arguments.seed)
     for last in pieces:
-        print(last, end="", flush=True)
+        print(read + last, end="", flush=True)
+        read = ""
     if not last.endswith("\n"):
         print(flush=True)
     return stream.position - before

@@ -27,10 +27,8 @@ def _settings(arguments: Namespace) -> ServeSettings:
         path = arguments.api_key_file
         of_file = [line.strip() for line in read_text(path, "the file of --api-key-file").splitlines() if line.strip()]
         if not of_file or any(len(key.split()) > 1 for key in of_file):
-            got = f"{path}, with a line that has blanks inside" if of_file else f"{path}, which has no key"
-            raise ValueError(
-                sentence("--api-key-file", got, "a file with an API key on each line, and nothing beside it")
-            )
+            got = f"{path}, with a line that contains spaces" if of_file else f"{path}, which has no key"
+            raise ValueError(sentence("--api-key-file", got, "a file with one API key per line and nothing else"))
         keys += of_file
     return ServeSettings(
         host=arguments.host,
@@ -51,10 +49,10 @@ def explore(arguments: Namespace) -> int:
     address = _page_address(arguments.host, arguments.port)
     if not arguments.runs:
         arguments.runs = [_TEXT_MODEL]
-        print(f"no run is named: opening {_TEXT_MODEL}, a text model that comes with Recurra", flush=True)
+        print(f"no run given: opening {_TEXT_MODEL}, a text model in the package", flush=True)
     for run in arguments.runs:
         find_run(run)
-    print(f"loading; then the explorer is at {address} (stop it with Ctrl+C)", flush=True)
+    print(f"loading; the explorer will be at {address} (Ctrl+C stops it)", flush=True)
     if not arguments.no_browser:
         threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()
     return serve_runs(arguments.runs, _settings(arguments), arguments, arguments.overrides)
@@ -62,7 +60,7 @@ def explore(arguments: Namespace) -> int:
 
 def _page_address(host: str, port: int) -> str:
     if port == 0:
-        raise ValueError("--port is 0; expected a fixed one: the page finds its streams again at the same address only")
+        raise ValueError("--port is 0; expected a fixed port: the page finds its streams only at the same address")
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # every address of this machine, this one among them
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 

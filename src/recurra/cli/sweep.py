@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.checks import require, sentence
+from recurra.cli._tables import print_table
 from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.train.loop import Trainer
@@ -34,9 +35,13 @@ def sweep(arguments: Namespace) -> int:
     out = arguments.out or usual.with_name(f"{usual.name}-sweep")
     space, fixed = _space(arguments.overrides)
     combinations = [dict(zip(space, values)) for values in itertools.product(*space.values())]
-    runs = [train_with(arguments.recipe, out, values, fixed) for values in combinations]
+    console = Console(stderr=True) if arguments.style else None
+    runs = [train_with(arguments.recipe, out, values, fixed, console) for values in combinations]
     monitor = load_recipe(arguments.recipe, overrides=as_words(combinations[0], fixed)).training.monitor
-    Console(markup=False).print(_sweep_table(out.name, [*space], runs, monitor))
+    sign = 1 if monitor == "loss" else -1
+    runs.sort(key=lambda one: sign * one.scores[monitor] if one.scores else float("inf"))
+    rows = [{**one.values, **one.scores, "run": str(one.folder)} for one in runs]
+    print_table(arguments.style, rows, _sweep_table(out.name, [*space], runs))
     return 0
 
 
@@ -60,9 +65,9 @@ def train_with(
         if _is_over(trainer):
             trainer.folder.unlock()
             if console:
-                console.print("finished before")
+                console.print("already finished")
         elif trainer.fit(console).received is not None:
-            raise KeyboardInterrupt("the same command continues")
+            raise KeyboardInterrupt("run the same command again to continue")
     except FloatingPointError:  # the loss is not finite, which is a result like others
         return SweptRun(folder.path, values, {})
     return SweptRun(folder.path, values, trainer.scores.get("best", {}))
@@ -83,21 +88,20 @@ def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
         require_resumable(before, asked)
         for key in ("path", "poses"):
             there, wanted = before["data"].get(key), now["data"].get(key)
-            require(there == wanted, f"data.{key}", wanted, f"{there!r}, with which this run was trained")
+            require(there == wanted, f"data.{key}", wanted, f"{there!r}, which this run was trained on")
     except ValueError as error:
-        raise ValueError(f"{folder.path}: {error}; or choose another folder for the runs") from error
+        raise ValueError(f"{folder.path}: {error}; or choose a different folder for the runs") from error
     changes = {key: json.dumps(new) for key, (_, new) in differences(before, now).items() if key in RESUMABLE}
     return resume_run(folder.path, overrides=as_words(changes))
 
 
-def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[SweptRun], monitor: str) -> Table:
+def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[SweptRun]) -> Table:
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]
     names = [key if short.count(name) > 1 else name for key, name in zip(keys, short)]
     for name in (*names, "step", "loss", "accuracy", "run"):
         table.add_column(name, overflow="fold")
-    sign = 1 if monitor == "loss" else -1
-    for one in sorted(runs, key=lambda one: sign * one.scores[monitor] if one.scores else float("inf")):
+    for one in runs:
         scores = [f"{one.scores[name]:.4f}" if name in one.scores else "" for name in ("loss", "accuracy")]
         table.add_row(
             *(one.values[key] for key in keys), str(one.scores.get("step", "diverged")), *scores, str(one.folder)

@@ -78,7 +78,7 @@ def _continuing(trainer: Trainer) -> str:
     """Say how to generate with a model that continues texts."""
     if not isinstance(trainer.data, TextData):
         return ""
-    return f'\nand let it continue a text with:\n  recurra generate {trainer.folder.quoted} --prompt "..."'
+    return f'\nand generate text with:\n  recurra generate {trainer.folder.quoted} --prompt "..."'
 
 
 _WAIT = 1.0
@@ -87,7 +87,7 @@ torchrun has ended them."""
 
 
 class _AnotherRankEnded(OSError):
-    """This rank cannot go on because another one ended."""
+    """This rank cannot continue because another one ended."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _reporting_together() -> Iterator[None]:
     except Exception as error:
         if _is_lost_connection(error):
             time.sleep(3 * _WAIT)  # torchrun shall see the other one first
-            raise _AnotherRankEnded("another rank ended, and its message says why") from error
+            raise _AnotherRankEnded("another rank failed; its message says why") from error
         handler.record_exception(error)
         if not is_first_launched():
             time.sleep(_WAIT)

@@ -1,4 +1,4 @@
-"""A trained language model apart from where it was trained: what all its formats on disk share."""
+"""A trained language model independent of its run: the common part of all formats on disk."""
 
 import json
 import sys
@@ -26,11 +26,11 @@ _LARGEST_DIFFERENCE = 1e-5
 
 
 class PortableModel(NamedTuple):
-    """A language model, and whatever else is known about it.
+    """A language model and its known metadata.
 
     tokenizer: the run's; None if there is none.
-    experiment: the run's whole experiment as plain data; None if the model comes from elsewhere.
-    step: the update after which the weights were saved; None likewise.
+    experiment: the run's whole experiment as plain data; None if the model does not come from a run.
+    step: the update after which the weights were saved; None in the same case.
     chat_template: a Jinja template in transformers' format; None if there is none.
     """
 
@@ -91,10 +91,10 @@ _CONTAINERS = ("model_state", "state_dict", "model")
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a file of weights by their names: `.safetensors`, or what torch.save wrote (`.pyth`, `.bin`, `.pt`).
+    """Read a file of named weights: `.safetensors`, or a file written by torch.save (`.pyth`, `.bin`, `.pt`).
 
-    Reading runs no code of the file. Of a whole training checkpoint the weights are taken, which stand under
-    `model_state` in those of TimeSformer's code, elsewhere under `state_dict` or `model`.
+    Reading runs no code from the file. From a training checkpoint, only the weights are read: under `model_state` in
+    those of TimeSformer's code, and otherwise under `state_dict` or `model`.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
@@ -150,8 +150,8 @@ _SCALES = ".int8_scales"
 def save_single_file(portable: PortableModel, path: str | Path, *, int8: bool = False) -> None:
     """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
 
-    int8: round float32 matrices to 8-bit integers with a float32 scale per row, a quarter of the size; they are read
-    as float32 again.
+    int8: round float32 matrices to 8-bit integers with a float32 scale per row, a quarter of the size; they are
+    converted back to float32 on reading.
     """
     description = {
         "format": _FORMAT,
@@ -173,7 +173,7 @@ def save_single_file(portable: PortableModel, path: str | Path, *, int8: bool = 
 
 
 def load_single_file(path: str | Path) -> PortableModel:
-    """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU."""
+    """Read a file written by `save_single_file`; the model is in evaluation mode and on the CPU."""
     path = Path(path)
     weights, metadata = read_safetensors(path, _WRITTEN)
     if "recurra" not in metadata:

@@ -186,7 +186,7 @@ class BatchSource(Protocol):
 
 @runtime_checkable
 class LevelledSource(BatchSource, Protocol):
-    """Training batches in levels, of which the next one begins once this one is learned."""
+    """Training batches in levels; the next level begins when the current one is learned."""
 
     n_levels: int
     """Levels above the first one, which is 0."""

@@ -159,13 +159,13 @@ class MemoryHorizonConfig:
     eval_batch_size: int = 32
     """Sequences in an evaluation step, over all ranks together."""
     window_lengths: list[int] = field(default_factory=list)
-    """Lengths of the windows that training reads in place of whole sequences at first, one phase after another."""
+    """Lengths of the windows that training reads first, instead of whole sequences, one phase after another."""
     window_epochs: list[int] = field(default_factory=list)
     """Epochs of each of these phases; whole sequences follow."""
     window_tokens: int = 512
     """Tokens of each sequence that a training step reads in windows."""
     seed: int = 0
-    """Seed of the sequences, of the training order and of the windows' places."""
+    """Seed of the sequences, of the training order and of the windows' positions."""
 
     def __post_init__(self) -> None:
         sizes = ("sequence_length", "modulus", "batch_size", "eval_batch_size", "window_tokens")

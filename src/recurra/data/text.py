@@ -46,7 +46,7 @@ class TextConfig:
     vocabulary: VocabularyKind = "words"
     """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes."""
     tokenizer: str | None = None
-    """Take the vocabulary from this file instead of making one from the training file: a tokenizer.json for "bpe", the
+    """Take the vocabulary from this file instead of building it from the training file: a tokenizer.json for "bpe", the
     output of Vocabulary.save for "words"."""
     bpe_vocab_size: int | None = None
     """Size of the byte pair encoding to train on the training file, for "bpe" without a tokenizer; others ignore it."""
@@ -56,35 +56,35 @@ class TextConfig:
     """Streams in an evaluation step, over all ranks together. Every token is predicted once for any value, but the
     first tokens of each stream have no text before them: 1 gives the exact perplexity of the whole text."""
     eval_stride: int | None = None
-    """Evaluate in windows that overlap, each predicting this many tokens from a fresh state; null: in streams."""
+    """Evaluate in overlapping windows, each predicting this many tokens from a new state; null: in streams."""
     eval_context: int | None = None
-    """Tokens that a window reads before those that it predicts; for data.eval_stride. The fewer it predicts and the
-    more it reads, the lower the perplexity, and the longer it takes: 10 after 130 read a token 14 times."""
+    """Tokens that a window reads before those that it predicts; for data.eval_stride. Predicting fewer and reading more
+    lowers the perplexity but takes longer: 10 after 130 read a token 14 times."""
     segment_length: int = 256
     """Tokens in a segment; an evaluation step reads one segment of each stream."""
     bptt_segments: int = 1
-    """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state that
-    a step hands to the next one."""
+    """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state
+    passed to the next step."""
     length_deviation: float = 0.0
-    """For streams: the standard deviation of the tokens in a training step. With 0, all steps have
-    data.segment_length times data.bptt_segments tokens; otherwise lengths are drawn around that, anew in every epoch,
-    and a step's learning rate is scaled by its length over it. A model's own segments are not changed."""
+    """For streams: standard deviation of the number of tokens in a training step. With 0, all steps have
+    data.segment_length times data.bptt_segments tokens. Otherwise, each epoch draws new lengths around that number and
+    scales each step's learning rate by its length relative to it. A model's own segments do not change."""
     half_length_share: float = 0.0
-    """The share of the training steps that are drawn around half that length; for data.length_deviation."""
+    """Share of the training steps with lengths drawn around half that number; for data.length_deviation."""
     shifted_epochs: bool = False
-    """For streams: begin the streams of every epoch at another token, drawn from those of a step, so that segments, and
-    what the model remembers at each token, are not the same in every epoch."""
+    """For streams: begin the streams of each epoch at a different token, drawn from those of a step. Segments, and the
+    model's memory at each token, then differ between epochs."""
     sampling: Literal["streams", "windows", "packed"] = "streams"
-    """Training reads parallel streams in order and carries their state (streams), reads excerpts from random places
-    (windows), or reads documents packed end to end, each a sequence of its own (packed, for shards). Evaluation always
+    """Training reads parallel streams in order and carries their state (streams), reads excerpts at random positions
+    (windows), or reads documents packed end to end, each as a separate sequence (packed, for shards). Evaluation always
     reads streams."""
     cache: str | None = None
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
-    """Seed of the random places, lengths and shifts, and of the order of shards."""
+    """Seed of the random positions, lengths and shifts, and of the order of shards."""
     source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
-    """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files,
-    JSON lines or a data set of the Hugging Face hub, prepared in the cache on first use."""
+    """Format of data.path: a folder of text files; shards written by `recurra prepare`; or parquet files, JSON lines or
+    a data set on the Hugging Face hub, prepared in the cache on first use."""
     text_field: str = "text"
     """For parquet, jsonl and hf: the column with the text."""
     subset: str | None = None

@@ -3,12 +3,14 @@
 Memory is named by a base and an offset in bytes. Base 0 is address 0, so its offsets are addresses that stay (weights,
 constants, intermediate results); the other bases are the tensors of one call: tokens, the state that enters, outputs.
 
-    LINEAR     out (n0, n2) = c (W a) + d              a (n0, n1), b the matrix W as `kind` says, c and d (n2)
+    LINEAR     out (n0, n2) = c (W a) + d              a (n0, n1), b the matrix W as `kind` says, c and d (n2); if n3 is
+               above 1, matrices lie n3 bytes apart, and e is the int64 number of the one that is used, with its c
     MAP        out = function(a, b)                    up to 4 dimensions, the innermost first, with strides in bytes
     NORMALISE  out = (a - mean) / sqrt(var + d) b + c  rows a (n0, n1), b and c (n1), d one number
     LOOK_UP    out (n0, n1) = rows of b (n2, n1)       a: n0 int64 row numbers; one that does not exist ends the run
     SELECT     out (n0, n1, n2) = a selective scan     a and step sizes b like out, eigenvalues c (n3, n2), d and e
                (n0, n1, n3), state f (n0, n3, n2), last state g like f: g = exp(b c) f + b a d, out = sum of e g
+    CHOOSE     out (n0, n2) = the n2 largest of every row of a (n0, n1), falling; g (n0, n2), int64, where they are
     REPEAT     run the next n0 rows, all MAPs, n1 times: in each turn their operands lie some bytes further on
 
 All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0
@@ -21,9 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT, SELECT = range(6)
+LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT, SELECT, CHOOSE = range(7)
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-"""How a matrix keeps its numbers."""
+"""How a matrix keeps its numbers. In a table, the address of the function that multiplies by it stands for this."""
 
 FUNCTIONS = (
     *("copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt"),

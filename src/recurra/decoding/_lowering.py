@@ -254,6 +254,55 @@ RULES["recurra.decoding_linear.default"] = StepMemory.linear
 RULES["aten.embedding.default"] = lambda memory, out, table, rows, *_: memory.look_up(out, table, rows)
 
 
+@_rule("aten.topk.default")
+def _topk(
+    memory: StepMemory, outs: Sequence[Tensor], x: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any
+) -> None:
+    if dim % x.dim() != x.dim() - 1 or not largest or not k:
+        raise StepNotCompiled("a choice of the smallest numbers, of none, or along other dimensions than the last")
+    values, numbers = outs
+    memory.choose(values, numbers, x)
+
+
+@_rule("aten.gather.default")
+def _gather(memory: StepMemory, out: Tensor, x: Tensor, dim: int, numbers: Tensor) -> None:
+    if x.dim() != 2 or dim % 2 != 1 or len(x) != len(numbers):
+        raise StepNotCompiled("numbers gathered from more than rows")
+    x = _dense(memory, x)
+    for row, table, places in zip(out.unsqueeze(-1), x.unsqueeze(-1), numbers):
+        memory.look_up(row, table, places)
+
+
+_MOST_CHOICES = 128
+"""Most products with a chosen matrix in one operation: each is an instruction. For more, experts are grouped."""
+
+
+@_rule("recurra.decoding_experts.default")
+def _experts(
+    memory: StepMemory,
+    out: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    chosen: Tensor,
+) -> None:
+    if chosen.numel() > _MOST_CHOICES:
+        raise StepNotCompiled(f"{chosen.numel()} choices of experts")
+    x, (n_inner, n_out) = _dense(memory, x), (gate_up_scale.shape[1], down_scale.shape[1])
+    inner, hidden = (memory.scratch((*chosen.shape, size)) for size in (n_inner, n_inner // 2))
+    biases = [memory.constant(torch.zeros(size, dtype=torch.float32)) for size in (n_inner, n_out)]
+    choices = [(token, number) for token in range(chosen.shape[0]) for number in range(chosen.shape[1])]
+    for at in choices:
+        memory.linear_of(inner[at], x[at[0]], gate_up, gate_up_scale, biases[0], chosen[at])
+    gate, up = inner.chunk(2, -1)
+    memory.map("silu", hidden, gate)
+    memory.map("mul", hidden, hidden, up)
+    for at in choices:
+        memory.linear_of(out[at], hidden[at], down, down_scale, biases[1], chosen[at])
+
+
 @_rule("aten.native_layer_norm.default")
 def _layer_norm(memory: StepMemory, outs: Sequence[Tensor], x: Tensor, shape: Sequence[int], *rest: Any) -> None:
     (weight, bias, small), width = rest, torch.Size(shape).numel()
@@ -350,6 +399,22 @@ def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> N
     memory.map("mul", value, b, value)
     memory.map("mul", last, k.mT, value)
     memory.map("add", last, decayed, last)
+    _matrix_product(memory, y, q, last)
+
+
+@_rule("recurra.generalised_delta_rule_fused.default")
+def _generalised_delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
+    *inputs, state = operands[:7]
+    if inputs[0].shape[1] != 1:
+        raise StepNotCompiled(f"a delta rule of {inputs[0].shape[1]} steps")
+    y, q, k, v, a, read, write = (_dense(memory, x[:, 0]).flatten(0, 1).unsqueeze(1) for x in (outs[0], *inputs))
+    last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
+    product, value = memory.scratch(state.shape), memory.scratch(v.shape)
+    _matrix_product(memory, value, read, state)
+    memory.map("mul", last, state, a.mT)
+    for key, written in ((write, value), (k, v)):
+        memory.map("mul", product, key.mT, written)
+        memory.map("add", last, last, product)
     _matrix_product(memory, y, q, last)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba import prange, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -35,7 +35,7 @@ from recurra.decoding._tiles import (
     int8_two,
 )
 from recurra.decoding.linear import GROUP, GROUP_BYTES, PAIR, PANEL, QUAD
-from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
+from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_inline, compile_part
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, store, total, zeros
 
 ROWS, AT_ONCE = 2, 4 if has_wide_registers() else 1
@@ -112,7 +112,6 @@ _AHEAD = 4096  # bytes: how far ahead of the walk weights are fetched
 _FLOATS, _ONE, _WIDE = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", PANEL)
 _ROW_SUMS = 4 * WIDTH * 4 * ROWS * 3
 _MANY = 18  # vectors: with more, the first tiles share the fetching of the next block
-_IS_FLOAT32, _IS_BFLOAT16, _IS_INT8 = KINDS["float32"], KINDS["bfloat16"], KINDS["int8"]
 
 
 def room_bytes(vectors: int, n_in: int) -> int:
@@ -186,7 +185,7 @@ def _put(product, scale, bias, y, start, row):  # type: ignore[no-untyped-def]
     store(y, start + row, _ONE, product * load(scale, row, _ONE) + load(bias, row, _ONE))
 
 
-@compile_function
+@compile_part
 def _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end):  # type: ignore[no-untyped-def]
     """Fill outputs `first` to `last` of y (vectors, n_out)."""
     room = end - _ROW_SUMS
@@ -231,7 +230,7 @@ def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-unt
         store(sums, PANEL * vector, _WIDE, zeros(_WIDE))
 
 
-@compile_function
+@compile_part
 def _tiles_of_bfloat16(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
     """Multiply `count` pairs by the records of all vectors."""
     done = 0
@@ -254,7 +253,7 @@ def _tiles_of_bfloat16(w, x, x_step, sums, vectors, count, ahead):  # type: igno
             done += 1
 
 
-@compile_function
+@compile_part
 def _tiles_of_int8(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
     """Multiply `count` quads by the records of all vectors."""
     done = 0
@@ -277,7 +276,7 @@ def _tiles_of_int8(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
             done += 1
 
 
-@compile_function
+@compile_part
 def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
     """Multiply `count` groups by the records of all vectors."""
     done = 0
@@ -303,59 +302,79 @@ def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
             done += 1
 
 
-@compile_function
-def _packed(kind, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin, from pairs of bfloat16, quads of int8 or groups of int4."""
-    length, size, record = QUAD, QUAD * PANEL, RECORD
-    if kind == _IS_BFLOAT16:
-        length, size, record = PAIR, 2 * PAIR * PANEL, PAIRS_RECORD
-    elif kind != _IS_INT8:
-        length, size = GROUP, GROUP_BYTES
-    blocks, parts = (n_in + BLOCK - 1) // BLOCK, (n_in + length - 1) // length
-    step = record * blocks
-    records = end - step * vectors
-    if kind == _IS_BFLOAT16:
-        round_to_pairs(x, n_in, vectors, records)
-    else:
-        round_inputs(x, n_in, vectors, records)
-    for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
-        for block in range(blocks):
-            done = block * (BLOCK // length)
-            count, at = min(BLOCK // length, parts - done), w + size * (panel * parts + done)
-            ahead = at + (_AHEAD if vectors == 1 else size * count)
-            if kind == _IS_BFLOAT16:
-                _tiles_of_bfloat16(at, records + record * block, step, sums, vectors, count, ahead)
-            elif kind == _IS_INT8:
-                _tiles_of_int8(at, records + record * block, step, sums, vectors, count, ahead)
-            else:
-                _tiles_of_int4(at, records + record * block, step, sums, vectors, count, ahead)
-        _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
+def _panels(rounded: Any, tiles: Any, length: int, size: int, record: int) -> Any:
+    """Make the product with panels in which `length` inputs lie together, in `size` bytes of a panel."""
+
+    def multiply(w, scale, bias, x, y, vectors, n_in, n_out, part):  # type: ignore[no-untyped-def]
+        """Fill a part of the outputs, which begins where a panel does."""
+        first, last, sums, end = part
+        blocks, parts = (n_in + BLOCK - 1) // BLOCK, (n_in + length - 1) // length
+        step = record * blocks
+        records = end - step * vectors
+        rounded(x, n_in, vectors, records)
+        for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
+            for block in range(blocks):
+                done = block * (BLOCK // length)
+                count, at = min(BLOCK // length, parts - done), w + size * (panel * parts + done)
+                ahead = at + (_AHEAD if vectors == 1 else size * count)
+                tiles(at, records + record * block, step, sums, vectors, count, ahead)
+            _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
+
+    return compile_part(multiply)
 
 
-def _multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
-    """Fill the share of one of `jobs` jobs in y (vectors, n_out); `room` has `room_size` bytes for every job."""
-    unit = 1 if kind == _IS_FLOAT32 else PANEL
-    units = (n_out + unit - 1) // unit
-    first, last = unit * (units * job // jobs), min(n_out, unit * (units * (job + 1) // jobs))
-    sums = room + room_size * job
-    end = sums + room_size
-    if kind == _IS_FLOAT32:
-        _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end)
-    else:
-        _packed(kind, w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
+_bfloat16 = _panels(round_to_pairs, _tiles_of_bfloat16, PAIR, 2 * PAIR * PANEL, PAIRS_RECORD)
+_int8 = _panels(round_inputs, _tiles_of_int8, QUAD, QUAD * PANEL, RECORD)
+_int4 = _panels(round_inputs, _tiles_of_int4, GROUP, GROUP_BYTES, RECORD)
+
+
+@compile_inline
+def _part(unit, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    """Give the first and the last output of a job, and where its room begins and ends."""
+    units, sums = (n_out + unit - 1) // unit, room + room_size * job
+    return unit * (units * job // jobs), min(n_out, unit * (units * (job + 1) // jobs)), sums, sums + room_size
+
+
+# each fills the share of one of `jobs` jobs in y (vectors, n_out); `room` has `room_size` bytes for every job
+
+
+def _share_of_float32(w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    first, last, _, end = _part(1, n_out, room, room_size, job, jobs)
+    _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end)
     return 0
 
 
-multiply_share = Apart(_multiply_share)
+def _share_of_bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, _part(PANEL, n_out, room, room_size, job, jobs))
+    return 0
+
+
+def _share_of_int8(w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    _int8(w, scale, bias, x, y, vectors, n_in, n_out, _part(PANEL, n_out, room, room_size, job, jobs))
+    return 0
+
+
+def _share_of_int4(w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    _int4(w, scale, bias, x, y, vectors, n_in, n_out, _part(PANEL, n_out, room, room_size, job, jobs))
+    return 0
+
+
+multiply_share = {
+    KINDS["float32"]: Apart(_share_of_float32),
+    KINDS["bfloat16"]: Apart(_share_of_bfloat16),
+    KINDS["int8"]: Apart(_share_of_int8),
+    KINDS["int4"]: Apart(_share_of_int4),
+}
+"""Products by kind of weights, apart so that only those in use are compiled."""
 
 
 @cache
 def matvec_kernel() -> Kernel:
-    """Return the kernel for weights of every kind in `KINDS`; `share` is the address of `multiply_share`."""
+    """Return the kernel for all kinds of weights; `address` is that of one of `multiply_share`."""
 
-    def multiply(share, kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, jobs):  # type: ignore[no-untyped-def]
+    def multiply(address, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, jobs, share):  # type: ignore[no-untyped-def]
         """Fill y (vectors, n_out) from w and x (vectors, n_in), addresses."""
-        for job in prange(jobs):
-            call(share, (kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
+        for job in range(share[0], share[1]):
+            call(address, (w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
 
     return Kernel(multiply)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.decoding.linear import GROUP
-from recurra.ops._toolkit.launch import compile_function
+from recurra.ops._toolkit.launch import compile_part
 from recurra.ops._toolkit.vector_math import write
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, store
 
@@ -248,7 +248,7 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@compile_function
+@compile_part
 def round_inputs(x, n_in, vectors, records):  # type: ignore[no-untyped-def]
     """Write the records (vectors, blocks) of x (vectors, n_in), addresses."""
     for vector in range(vectors):
@@ -257,7 +257,7 @@ def round_inputs(x, n_in, vectors, records):  # type: ignore[no-untyped-def]
             records += RECORD
 
 
-@compile_function
+@compile_part
 def round_to_pairs(x, n_in, vectors, records):  # type: ignore[no-untyped-def]
     """Write the records (vectors, blocks) of x (vectors, n_in) for bfloat16."""
     for vector in range(vectors):

@@ -183,17 +183,22 @@ class StepProgram:
         from recurra.decoding._step_kernel import run_share, step_kernel
 
         self._kernel, self._lock = step_kernel(), threading.Lock()
-        self._calls = run_share.address, multiply_share.address
+        self._run_share = run_share.address
         moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
         numbers = {storage: number for number, storage in enumerate(moving, 1)}
-        rows = [instruction.row(numbers) for instruction in step.instructions]
+        rows = [
+            instruction._replace(kind=multiply_share[instruction.kind].address).row(numbers)
+            if instruction.opcode == LINEAR
+            else instruction.row(numbers)
+            for instruction in step.instructions
+        ]
         self._kept = [tensor for tensor in step.kept if tensor.untyped_storage().data_ptr() not in numbers]
         self._table = np.array(rows, dtype=np.int64)
         self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
         self._forms = [form_of(tensor) for tensor in step.inputs]
         self._is_empty = [tensor.numel() == 0 for tensor in step.inputs]
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
-        sizes = [step_row.sizes for step_row in step.instructions if step_row.opcode == LINEAR]
+        sizes = [step_row.sizes[:3] for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
         most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
         self._room_size = room_bytes(most, widest)
@@ -224,7 +229,7 @@ class StepProgram:
             addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
             room = self._room.data_ptr(), self._room_size
             missing = addresses[2] + 8 * (len(self._bases) - 1)
-            self._kernel(*self._calls, *addresses, missing, *room, jobs, jobs=jobs, work=self._work)
+            self._kernel(self._run_share, *addresses, missing, *room, jobs, jobs=jobs, work=self._work)
             return None if self._bases[-1] else outputs
         finally:
             self._lock.release()

@@ -10,6 +10,7 @@ from numba import prange
 
 from recurra.decoding._instructions import (
     BASES,
+    CHOOSE,
     KIND,
     LIGHT,
     LINEAR,
@@ -32,8 +33,8 @@ from recurra.decoding._instructions import (
     F,
     G,
 )
-from recurra.decoding._tiles import apply, gather, number, quotient, root, scatter, set_word, word
-from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
+from recurra.decoding._tiles import apply, gather, number, quotient, real, root, scatter, set_word, word
+from recurra.ops._toolkit.launch import Apart, LoopKernel, call, compile_inline, compile_part
 from recurra.ops._toolkit.vector_math import exp
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -75,7 +76,7 @@ def _take(address, stride):  # type: ignore[no-untyped-def]
     return gather(address, stride, _FLOATS)
 
 
-@compile_function
+@compile_part
 def _light_stretch(function, out, a, b, n):  # type: ignore[no-untyped-def]
     """Fill four registers at a time, as choosing the function takes longer than computing it; return how many."""
     i = 0
@@ -110,7 +111,7 @@ def _share(size, unit, is_split, job, jobs):  # type: ignore[no-untyped-def]
     return unit * (units * job // jobs), min(size, unit * (units * (job + 1) // jobs))
 
 
-@compile_function
+@compile_part
 def _map(row, bases, turn, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in a MAP: a part of its outermost dimension in which the output does not stay in place."""
     out, a = _place_in(turn, row, bases, OUT), _place_in(turn, row, bases, A)
@@ -140,7 +141,7 @@ def _map(row, bases, turn, job, jobs):  # type: ignore[no-untyped-def]
                 _stretch(function, out_3, a_3, b_3, count, word(out_by, 0), word(a_by, 0), word(b_by, 0))
 
 
-@compile_function
+@compile_part
 def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in the rows of a layer norm."""
     weight, bias, small = _place(row, bases, B), _place(row, bases, C), load(_place(row, bases, D), 0, _ONE)
@@ -192,7 +193,7 @@ def _advance(x, step, a, b, c, h, after, y, width, n_modes, count):  # type: ign
     store_part(y, 0, count, _FLOATS, out)
 
 
-@compile_function
+@compile_part
 def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in the channels of a selective scan."""
     length, width, n_modes = word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3)
@@ -209,7 +210,30 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
             h = last
 
 
-@compile_function
+@compile_part
+def _choose(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the rows of a CHOOSE. The first of equal numbers comes first, and NaN anywhere."""
+    x, values, numbers = _place(row, bases, A), _place(row, bases, OUT), _place(row, bases, G)
+    rows, n, k = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
+    for r in range(rows * job // jobs, rows * (job + 1) // jobs):
+        last = real(x, r * n)
+        last_at = -1
+        for i in range(k):
+            most = last
+            best = -1
+            for j in range(n):
+                value = real(x, r * n + j)
+                is_left = last_at < 0 or value < last or (value == last and j > last_at)
+                if is_left and (best < 0 or value > most):
+                    best = j
+                    most = value
+            last_at = best if best >= 0 else i
+            last = real(x, r * n + last_at)
+            store(values, r * k + i, _ONE, load(x, r * n + last_at, _ONE))
+            set_word(numbers + 8 * (r * k + i), last_at)
+
+
+@compile_part
 def _look_up(row, bases):  # type: ignore[no-untyped-def]
     """Copy rows; tell whether all exist."""
     at, table, out = _place(row, bases, A), _place(row, bases, B), _place(row, bases, OUT)
@@ -223,7 +247,7 @@ def _look_up(row, bases):  # type: ignore[no-untyped-def]
     return True
 
 
-@compile_function
+@compile_part
 def _work_of(row):  # type: ignore[no-untyped-def]
     """How many numbers an instruction computes with, or how many weights a matrix has."""
     if word(row, OPCODE) == LINEAR:
@@ -233,18 +257,23 @@ def _work_of(row):  # type: ignore[no-untyped-def]
     return numbers if is_light else 5 * numbers
 
 
-def _run_share(share, row, bases, turn, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+def _run_share(row, bases, turn, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in an instruction, if not in a LOOK_UP."""
     opcode = word(row, OPCODE)
     if opcode == LINEAR:
         weight, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
         x, y = _place(row, bases, A), _place(row, bases, OUT)
         vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
-        call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
+        if word(row, SIZES + 3) > 1:
+            chosen = word(_place(row, bases, E), 0)
+            weight, scale = weight + chosen * word(row, SIZES + 3), scale + 4 * chosen * n_out
+        call(word(row, KIND), (weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
     elif opcode == MAP:
         _map(row, bases, turn, job, jobs)
     elif opcode == SELECT:
         _select(row, bases, job, jobs)
+    elif opcode == CHOOSE:
+        _choose(row, bases, job, jobs)
     else:
         _normalise(row, bases, job, jobs)
     return 0
@@ -254,15 +283,15 @@ run_share = Apart(_run_share)
 
 
 @cache
-def step_kernel() -> Kernel:
-    """Give the kernel of (run, share, table, instructions, bases, missing, room, room_size, jobs).
+def step_kernel() -> LoopKernel:
+    """Give the kernel of (run, table, instructions, bases, missing, room, room_size, jobs).
 
-    All are addresses and counts. `run` and `share` are those of `run_share` and `multiply_share`. `jobs` is the number
+    All are addresses and counts; `run` is that of `run_share`. `jobs` is the number
     of parts that a matrix is divided into; each has `room_size` bytes in `room`. `missing` becomes 1 if a run ends at a
     row that does not exist.
     """
 
-    def run_step(run, share, table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
+    def run_step(run, table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
         at, first, end, turn, turns = 0, 0, 0, 0, 1
         while at < instructions:
             row = table + 8 * WORDS * at
@@ -274,10 +303,10 @@ def step_kernel() -> Kernel:
                     set_word(missing, 1)
                     return
             elif jobs == 1 or _work_of(row) < _SPLIT_FROM:
-                call(run, (share, row, bases, turn, room, room_size, 0, 1))
+                call(run, (row, bases, turn, room, room_size, 0, 1))
             else:
                 for job in prange(jobs):
-                    call(run, (share, row, bases, turn, room, room_size, job, jobs))
+                    call(run, (row, bases, turn, room, room_size, job, jobs))
             if at == end:
                 turn += 1
                 if turn < turns:
@@ -285,4 +314,4 @@ def step_kernel() -> Kernel:
                 else:
                     turn, end = 0, 0
 
-    return Kernel(run_step)
+    return LoopKernel(run_step)

@@ -143,6 +143,17 @@ def word(typing_context: Any, address: Any, index: Any) -> Any:
 
 
 @intrinsic
+def real(typing_context: Any, address: Any, index: Any) -> Any:
+    """Load the float32 that lies `index` float32s after `address`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        at = builder.add(args[0], builder.mul(args[1], ir.Constant(args[1].type, 4)))
+        return builder.load(builder.inttoptr(at, ir.FloatType().as_pointer()), align=4)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@intrinsic
 def set_word(typing_context: Any, address: Any, value: Any) -> Any:
     """Write an int64."""
 

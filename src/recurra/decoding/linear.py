@@ -14,8 +14,12 @@ from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
 from recurra.layers.feed_forward import Experts, TiedLinear, by_expert
 from recurra.mixers.gru import GRU, GRUState
+from recurra.mixers.rnn import RNN, RNNState
+from recurra.mixers.slstm import SLSTM
 from recurra.ops._operator import Operator, usable_threads
-from recurra.ops.cells.gru import gru_after_products
+from recurra.ops.cells.gru import Gates, GRUCell, RecurrentWeights, gru_after_products, gru_sequence_reference
+from recurra.ops.cells.orthogonal import NCGRUCell
+from recurra.ops.cells.slstm import SLSTMParts, slstm_after_products
 
 # --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---
 #
@@ -148,7 +152,7 @@ def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> N
     room = x.new_zeros(jobs * room_size // 4)
     for first in range(0, vectors, _TOGETHER):
         matvec_kernel()(
-            *(multiply_share.address, kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
+            *(multiply_share[kind].address, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
             *(x.data_ptr() + 4 * first * n_in, y.data_ptr() + 4 * first * n_out, min(_TOGETHER, vectors - first)),
             *(n_in, n_out, room.data_ptr(), room_size, jobs),
             jobs=jobs,
@@ -167,11 +171,11 @@ _decoding_linear = Operator(
 class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
-    "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
-    and each input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" keeps
-    whole numbers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4"
-    keeps whole numbers from 0 to 15, and for every 32 inputs of an output a float16 scale and minimum: 5 bits a weight.
-    With int8 and int4, every 128 inputs of a vector are rounded to whole numbers from -127 to 127 times a scale
+    "float32" shares the layer's weight; sums are float32, in a different order from torch's. "bfloat16" rounds each
+    weight and input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" stores
+    integers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4" stores
+    integers from 0 to 15, and for every 32 inputs of an output a float16 scale and minimum: 5 bits per weight.
+    With int8 and int4, every 128 inputs of a vector are rounded to integers from -127 to 127 times a scale
     (`rounded`), and products are exact. The result for a vector does not depend on the others, except with "float32"
     for more than 64 or for sequences of 16 steps or more, which torch multiplies.
 
@@ -241,7 +245,7 @@ _PACK: dict[str, Callable[[Tensor], Tensor]] = {
 #
 #     recurra::decoding_experts    y (tokens, top_k, d_model): each token's x through each of its experts
 #
-# A recorded step has it as one operation, so that every step chooses anew. There is no instruction for it.
+# A recorded step has it as one operation, so that every step chooses anew.
 
 
 def _run_experts(
@@ -324,8 +328,81 @@ class _PackedGRU(GRU):
         return y, GRUState(last)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+class _PackedSLSTM(SLSTM):
+    """The mixer "slstm" with packed products, those of each head's R, too."""
+
+    input_weights: Any
+    recurrent_weights = property(lambda self: torch.stack([head.weight.t() for head in self.heads]))
+
+    def __init__(self, mixer: SLSTM, dtype: str) -> None:
+        with torch.device("meta"):  # all weights are replaced
+            super().__init__(mixer.d_model, n_heads=mixer.n_heads)
+        del self._parameters["recurrent_weights"]
+        self.input_weights, self.norm_weight = DecodingLinear(mixer.input_weights, dtype), mixer.norm_weight
+        self.heads = nn.ModuleList(DecodingLinear(_linear(weight.t()), dtype) for weight in mixer.recurrent_weights)
+
+    def _sequence(self, projected: Tensor, parts: SLSTMParts) -> tuple[Tensor, SLSTMParts]:
+        return slstm_after_products(projected, parts, self._add_product)
+
+    def _add_product(self, inputs: Tensor, h: Tensor) -> Tensor:
+        return inputs + torch.stack([head(part) for head, part in zip(self.heads, h.unbind(0))])
+
+
+class _PackedCell(GRUCell):
+    """CRT's cells with packed products. NCGRU's orthogonal U_c is int8 at least: int8 and bfloat16 move its singular
+    values by 0.3%, int4 by a third.
+    """
+
+    input_weight, bias = property(lambda self: self.of_x.weight), property(lambda self: self.of_x.bias)
+    gate_weight = property(lambda self: self.of_gates.weight)
+    candidate_weight = property(lambda self: self.of_candidate.weight)
+
+    def __init__(self, cell: GRUCell, dtype: str) -> None:
+        with torch.device("meta"):  # all weights are replaced
+            super().__init__(cell.input_size, cell.hidden_size)
+        self._parameters.clear()
+        gates, candidate = cell.recurrent_weights()
+        rounded = "int8" if dtype == "int4" and isinstance(cell, NCGRUCell) else dtype
+        self.of_x = DecodingLinear(_linear(cell.input_weight, cell.bias), dtype)
+        self.of_gates = DecodingLinear(_linear(gates), dtype)
+        self.of_candidate = DecodingLinear(_linear(candidate), rounded)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Compute W x + b."""
+        return self.of_x(x)
+
+    def recurrent_weights(self, dtype: torch.dtype | None = None) -> RecurrentWeights:
+        """Return the packed matrices, which `gates` multiplies by."""
+        return RecurrentWeights(self.of_gates.stored, self.of_candidate.stored)
+
+    def gates(self, projected: Tensor, h: Tensor, weights: RecurrentWeights) -> Gates:
+        """Compute r, u and c of one step."""
+        of_gates, of_candidate = projected.split([2 * self.hidden_size, self.hidden_size], -1)
+        r, u = (of_gates + self.of_gates(h)).sigmoid().chunk(2, -1)
+        return Gates(r, u, (of_candidate + self.of_candidate(r * h)).tanh())
+
+
+class _PackedRNN(RNN):
+    """The RNN of CRT's memory or positions with a packed cell."""
+
+    def __init__(self, rnn: RNN, dtype: str) -> None:
+        super().__init__(_PackedCell(rnn.cell, dtype))
+
+    def mix(
+        self, x: Tensor, state: RNNState, mask: None, weights: RecurrentWeights | None = None
+    ) -> tuple[Tensor, RNNState]:
+        cell = self.cell
+        h = cell.entering(state.h, x.shape[0])
+        y, last = gru_sequence_reference(cell, cell.project(x), h, cell.recurrent_weights())
+        return y, RNNState(last)
+
+
+_PACKED: dict[type[nn.Module], Callable[..., nn.Module]] = {GRU: _PackedGRU, SLSTM: _PackedSLSTM, RNN: _PackedRNN}
+"""Mixers that multiply their state by matrices; in float32 they have kernels."""
+
+
+def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight.detach(), False)
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach(), False)
@@ -339,16 +416,16 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
     The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
-    both products of the mixer "gru", with x and with the state, and experts, but not their routers. Everything else
-    (embeddings, norms, the recurrent weights of sLSTM and of CRT's cells, implicit filters, the clusters of an adaptive
-    softmax) stays float32 and shares its memory with the model.
+    the products with the state of the mixers "gru" and "slstm" and of CRT's cells, and experts, but not their routers.
+    Everything else (embeddings, norms, implicit filters, the clusters of an adaptive softmax) stays float32 and shares
+    its memory with the model. The orthogonal matrix of CRT's NCGRU becomes int8 with "int4".
 
     Args:
         model: a float32 model on the CPU.
-        dtype: how to keep weights: "float32", "bfloat16", "int8" or "int4".
+        dtype: how to store weights: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
-        ValueError: there is no such dtype, or a layer has an adapter, which would be left out or kept for good.
+        ValueError: there is no such dtype, or a layer has an adapter, which would be dropped or made permanent.
     """
     require_literal(Numbers, dtype=dtype)
     for name, module in model.named_modules():
@@ -364,8 +441,8 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
                 setattr(parent, name, DecodingLinear(child, dtype))
             elif type(child) is Experts:
                 setattr(parent, name, DecodingExperts(child, dtype))
-            elif type(child) is GRU and dtype != "float32":  # which has kernels for float32
-                setattr(parent, name, _PackedGRU(child, dtype))
+            elif dtype != "float32" and type(child) in _PACKED:
+                setattr(parent, name, _PACKED[type(child)](child, dtype))
     return twin.eval()
 
 

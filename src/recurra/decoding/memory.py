@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recurra.decoding._instructions import (
+    CHOOSE,
     DIMENSIONS,
     FUNCTIONS,
     LINEAR,
@@ -18,6 +19,7 @@ from recurra.decoding._instructions import (
     NORMALISE,
     REPEAT,
     SELECT,
+    G,
     Instruction,
     Place,
 )
@@ -133,6 +135,25 @@ class StepMemory:
             raise StepNotCompiled("the rows of a matrix product do not lie side by side")
         places = [self._output(out), *map(self._place, (x, weight, scale, bias))]
         self.instructions.append(Instruction(LINEAR, kind, places, [x.numel() // n_in, n_in, n_out]))
+
+    def linear_of(self, out: Tensor, x: Tensor, weights: Tensor, scales: Tensor, bias: Tensor, number: Tensor) -> None:
+        """Write out = scale (weight x) + bias for one vector, with the weight and scale that the int64 `number` names.
+
+        All are contiguous; scales are (matrices, outputs).
+        """
+        kind, n_in, n_out = describe_weights(weights[0], x.shape[-1], scales.shape[1])
+        places = [self._output(out), *map(self._place, (x, weights, scales, bias, number))]
+        apart = weights.stride(0) * weights.element_size()
+        self.instructions.append(Instruction(LINEAR, kind, places, [1, n_in, n_out, apart]))
+
+    def choose(self, values: Tensor, numbers: Tensor, x: Tensor) -> None:
+        """Write the largest numbers of every row, as many as `values` has, and where they are."""
+        x = self._in_rows(x)
+        _require_floats(values, x)
+        place = self._place(x)
+        places = [self._output(values), *[place] * (G - 1), self._output(numbers)]
+        sizes = [x.numel() // x.shape[-1], x.shape[-1], values.shape[-1]]
+        self.instructions.append(Instruction(CHOOSE, 0, places, sizes))
 
     def normalise(self, out: Tensor, x: Tensor, width: int, weight: Tensor, bias: Tensor, small: float) -> None:
         """Write a layer norm over rows of `width`."""

@@ -1,22 +1,24 @@
-"""Models prepared to run one step at a time on a CPU: traced steps, compiled steps, and the choice between them."""
+"""Models prepared to run one step at a time: traced and compiled steps, CUDA graphs, and the choice between them."""
 
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
-from recurra.checks import require_at_least, sentence
+from recurra.checks import require_at_least, require_literal, sentence
 from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
 from recurra.models.shell import LanguageModelShell
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
+from recurra.ops._toolkit.graphs import WARM_UPS, Capture, CudaCapture, Graph
 from recurra.state import tensors
 
 # A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than they
@@ -33,7 +35,7 @@ _CHECKED_STEPS = 3
 
 
 class StateShapeChanges(ValueError):
-    """A model's steps cannot be recorded."""
+    """A model's steps cannot be traced."""
 
 
 class _TracedProgram:
@@ -47,26 +49,57 @@ class _TracedProgram:
         return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
 
 
-_Program: TypeAlias = _TracedProgram | StepProgram
+class _CapturedProgram:
+    """A step as a CUDA graph, from tensors in memory of its own to tensors that the next step overwrites.
+
+    A state that was handed out must not change, so a call copies its inputs in and its results out, at once each.
+    """
+
+    def __init__(self, step: nn.Module, inputs: Sequence[Tensor], capture: Capture, lock: threading.Lock) -> None:
+        self._step, self._lock, self._forms = step, lock, [form_of(tensor) for tensor in inputs]
+        self._graph = Graph(*tree_flatten(list(inputs)), capture.device)
+        with lock:
+            self._graph.fill(inputs)
+            for _ in range(WARM_UPS):  # the first ones may wait for the device while they compile
+                _, hinders = capture.warm_up(self._run)
+            if hinders:
+                raise StateShapeChanges(hinders)
+            self._results, self._replay = capture.capture(self._run)
+
+    def _run(self) -> tuple[Tensor, ...]:
+        return self._step(*self._graph.leaves)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Run the step; None for inputs that it does not take."""
+        if not have_forms(inputs, self._forms):
+            return None
+        with self._lock:  # graphs share memory
+            self._graph.fill(inputs)
+            self._replay()
+            results = [torch.empty_like(result) for result in self._results]
+            torch._foreach_copy_(results, self._results)
+        return results
+
+
+_Program: TypeAlias = _TracedProgram | _CapturedProgram | StepProgram
 
 
 class TracedStep(nn.Module):
-    """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
+    """A model in evaluation mode that runs one token per row from a trace, and everything else itself.
 
-    The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8 rows, and
-    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is filled up with copies of its last row, so
-    that streams that come and go do not need a recording each; batches of up to `_MOST_ROWS` rows run in pieces of
+    The step of one row is traced at construction, those of larger batches when they first occur: of 2 to 8 rows, and
+    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is padded with copies of its last row, so a
+    changing number of streams does not need a trace for each size; batches of up to `_MOST_ROWS` rows run in pieces of
     `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
-    tokens or states that are not what the model gave when the step was recorded (the model refuses those that do not
-    fit it).
-    The model's weights must not change. Its attributes (`config`, `head`) are found here too.
+    tokens or states that differ in form from those of the trace (the model refuses any that do not fit it).
+    The model's weights must not change. Its attributes (`config`, `head`) are available here too.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`.
-        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
+        vocab_size: tokens are below it; a few are drawn to trace the step and to check it.
 
     Raises:
-        StateShapeChanges: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
+        StateShapeChanges: a step cannot be traced, because it depends on numbers in the state that are not tensors (a
             position that counts up) or because the state grows.
     """
 
@@ -227,27 +260,26 @@ can fall either way, and each layer passes on what that moved. An operation that
 
 
 class CompiledStep(TracedStep):
-    """A recorded step whose recording is compiled; float32, on the CPU.
+    """A traced step that is compiled; float32, on the CPU.
 
-    For a language model whose recurrences have instructions for it, prompts of one stream of up to 15 tokens are
-    compiled, too, and read each weight once. They have the numbers of their steps, bit for bit. Each length is recorded
+    If a language model's recurrences have instructions for it, prompts of one stream of up to 15 tokens are also
+    compiled and read each weight once. Their results equal those of single steps, bit for bit. Each length is traced
     when it first occurs.
 
     Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
-    largest number for a model of 12 layers, as much as both differ from float64; with "int8" and "int4" by some
-    hundredths and with "bfloat16" by some thousandths, as much as rounding moves them, where inputs are between two
-    codes. A row's results do not depend on the
-    batch that it is in. Results are new tensors, and no input is changed. A call made while another thread is inside
-    one of the same batch size goes through the model, because there is one workspace per size. So does a call with a
-    token that is not in the vocabulary, so that the model raises its own error.
+    largest number for a model of 12 layers, as much as both differ from float64. With "int8" and "int4" they differ by
+    some hundredths and with "bfloat16" by some thousandths, because inputs between two codes may round either way. A
+    row's results do not depend on its batch. Results are new tensors, and no input is changed. A call made while
+    another thread is inside one of the same batch size goes through the model, because there is one workspace per size.
+    So does a call with a token outside the vocabulary, which makes the model raise its own error.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are packed for
             decoding.
-        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
+        vocab_size: tokens are below it; a few are drawn to trace the step and to check it.
 
     Raises:
-        StateShapeChanges: a step cannot be recorded (see `TracedStep`), or the compiled step gives other numbers.
+        StateShapeChanges: a step cannot be traced (see `TracedStep`), or the compiled step gives different numbers.
         StepNotCompiled: an operation has no instruction.
     """
 
@@ -290,28 +322,77 @@ class CompiledStep(TracedStep):
         return {part.dtype for part in self.model.modules() if isinstance(part, DecodingLinear)} - {"float32"}
 
 
-def prepare(model: nn.Module, dtype: str = "float32") -> nn.Module:
-    """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
+class CapturedStep(TracedStep):
+    """A model on a GPU whose recorded steps are CUDA graphs in one memory pool.
 
-    The result is called as the model is, under torch.no_grad(), gives states of the same form, and serves one stream
-    or several side by side. It does not follow later changes of the model's weights. A model whose state counts
-    positions (segment models) or has a growing window keeps the Python around its operations. The first compilation on
-    a machine takes about ten seconds.
+    Results are new tensors with the model's numbers, bit for bit, and no input is changed. All calls must be on one
+    CUDA stream.
 
     Args:
-        model: a language model, float32, on the CPU, with `config.vocab_size`.
-        dtype: how weights are kept: "float32", "bfloat16", "int8" or "int4".
+        model, vocab_size: as for `TracedStep`.
+        capture: what captures; None for CUDA's graphs.
 
     Raises:
-        ValueError: there is no such dtype, or the model is not float32 on the CPU, or has no such config.
+        StateShapeChanges: as for `TracedStep`, or a step waits for the device or cannot be captured.
+    """
+
+    def __init__(self, model: nn.Module, vocab_size: int, capture: Capture | None = None) -> None:
+        self._capture = capture or CudaCapture(next(model.parameters()).device)  # a step is recorded at construction
+        self._lock = threading.Lock()
+        super().__init__(model, vocab_size)
+
+    def _made_for(self, batch: int) -> tuple[Any, _Program]:
+        try:
+            return super()._made_for(batch)
+        except StateShapeChanges as error:
+            if batch > 1:  # `prepare` says so of the first
+                warnings.warn(f"steps of {batch} streams run without CUDA graphs: {error}", stacklevel=5)
+            raise
+
+    def _record(self, tokens: Tensor, like: Any) -> _CapturedProgram:
+        step, inputs = _FlatStep(self.model, like).eval(), [tokens, *tensors(like)]
+        try:
+            return _CapturedProgram(step, inputs, self._capture, self._lock)
+        except RuntimeError as error:
+            raise StateShapeChanges(f"a step cannot be captured ({str(error).splitlines()[0]})") from error
+
+
+def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto", "off", "on"] = "off") -> nn.Module:
+    """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
+
+    The result is called like the model, under torch.no_grad(), returns states of the same form, and runs one stream or
+    several at once. It does not follow later changes of the model's weights. A model with a state that counts positions
+    (segment models) or has a growing window keeps the Python around its operations. The first compilation on a machine
+    takes about ten seconds.
+
+    On a CUDA device, and only with `graphs`, the result is the model itself, in its own types, with each step of one
+    token per stream replayed as one CUDA graph for each number of streams. A model whose state counts positions or
+    grows runs as it is.
+
+    Args:
+        model: a language model with `config.vocab_size`, in float32 on the CPU; with `graphs`, of any dtype on a GPU.
+        dtype: how weights are stored: "float32", "bfloat16", "int8" or "int4"; on a GPU they stay as they are.
+        graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":
+            raise instead. Off by default: not yet tested on a GPU.
+
+    Raises:
+        ValueError: there is no such dtype, or the model is not float32 on the CPU, or has no such config; or `graphs`
+            is "on" and there can be none.
         RuntimeError: Numba is missing.
     """
-    if NUMBA_IS_MISSING:
-        hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
-        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
+    require_literal(Literal["auto", "off", "on"], graphs=graphs)
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
+    if graphs != "off" and next(model.parameters()).device.type == "cuda":
+        if dtype != "float32":
+            raise ValueError(sentence("dtype", dtype, "float32, the default, on a card: its weights stay as they are"))
+        return _captured(model, vocab_size, graphs)
+    if graphs == "on":
+        raise ValueError(sentence("graphs", "on, and the model is not on a CUDA device", "auto or off"))
+    if NUMBA_IS_MISSING:
+        hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
+        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
     packed = pack_linear_layers(model, dtype)
     for form in (CompiledStep, TracedStep):
         try:
@@ -319,3 +400,13 @@ def prepare(model: nn.Module, dtype: str = "float32") -> nn.Module:
         except (StepNotCompiled, StateShapeChanges):
             continue
     return packed
+
+
+def _captured(model: nn.Module, vocab_size: int, graphs: str, capture: Capture | None = None) -> nn.Module:
+    try:
+        return CapturedStep(model, vocab_size, capture)
+    except StateShapeChanges as error:
+        if graphs == "on":
+            raise ValueError(sentence("graphs", f"on, and {error}", "auto or off for this model")) from error
+        warnings.warn(f"decoding without CUDA graphs: {error}", stacklevel=3)
+        return model

@@ -2,8 +2,6 @@
 
 from functools import cache
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
 from recurra.ops._toolkit.vector_math import divide, exp, largest, maximum, sigmoid, sqrt
 from recurra.ops._toolkit.vectors import (
@@ -63,9 +61,9 @@ def cross_entropy_kernels(number: str) -> KernelPair:
     long, one = Lanes(number, _LONG), Lanes(number, 1)
     size = one.n_bytes
 
-    def forward(logits, largest_of, sums, rows, columns):  # type: ignore[no-untyped-def]
+    def forward(logits, largest_of, sums, rows, columns, share):  # type: ignore[no-untyped-def]
         stop = columns // _LONG * _LONG
-        for row in prange(rows):
+        for row in range(share[0], share[1]):
             x = logits + size * row * columns
             first = load(x, 0, one)
             most = maximum(
@@ -76,9 +74,9 @@ def cross_entropy_kernels(number: str) -> KernelPair:
             store(largest_of, row, _ONE, most)
             store(sums, row, _ONE, total(folded(wide)) + rest)
 
-    def backward(logits, largest_of, log_sums, scales, out, rows, columns):  # type: ignore[no-untyped-def]
+    def backward(logits, largest_of, log_sums, scales, out, rows, columns, share):  # type: ignore[no-untyped-def]
         stop = columns // _LONG * _LONG
-        for row in prange(rows):
+        for row in range(share[0], share[1]):
             x, to = logits + size * row * columns, out + size * row * columns
             most, log_sum, scale = load(largest_of, row, _ONE), load(log_sums, row, _ONE), load(scales, row, _ONE)
             _write_shares(x, to, 0, stop, spread(most, _FLOATS), spread(log_sum, _FLOATS), spread(scale, _FLOATS), long)
@@ -106,9 +104,9 @@ def _largest_of(row, size):  # type: ignore[no-untyped-def]
 
 
 @Kernel
-def walk_features(q, k, less, peak, queries, keys, decay, batch, length, heads, size):  # type: ignore[no-untyped-def]
+def walk_features(q, k, less, peak, queries, keys, decay, batch, length, heads, size, share):  # type: ignore[no-untyped-def]
     """`peak` has the maxima before the first step, and at the end those of the last."""
-    for job in prange(batch * heads):
+    for job in range(share[0], share[1]):
         sequence, head = job // heads, job % heads
         most_of = peak + 4 * job * size
         for t in range(length):
@@ -209,10 +207,10 @@ def shifted_kernels(number: str, known: int, width: int) -> KernelPair:
     """
     size, one, wide, floats = Lanes(number, 1).n_bytes, Lanes(number, 1), Lanes(number, width), Lanes("float32", width)
 
-    def forward(x, state, weight, bias, y, silu, batch, length, taps, row, span):  # type: ignore[no-untyped-def]
+    def forward(x, state, weight, bias, y, silu, batch, length, taps, row, span, share):  # type: ignore[no-untyped-def]
         n_weights = taps if known == 0 else known
         (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             sequence, start = job // spans, job % spans * span
             stop, inputs = min(row, start + span), x_start + size * sequence * x_batch
             whole = start + (stop - start) // width * width
@@ -226,7 +224,7 @@ def shifted_kernels(number: str, known: int, width: int) -> KernelPair:
                 )
 
     def backward(  # type: ignore[no-untyped-def]
-        x, state, weight, bias, g, d_x, d_state, d_weight, rings, silu, batch, length, taps, row, span
+        x, state, weight, bias, g, d_x, d_state, d_weight, rings, silu, batch, length, taps, row, span, share
     ):
         """`d_weight` has room for each sequence's sums, of the weights and then of the bias, and comes as zeros.
 
@@ -234,7 +232,7 @@ def shifted_kernels(number: str, known: int, width: int) -> KernelPair:
         """
         n_weights = taps if known == 0 else known
         (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             sequence, start = job // spans, job % spans * span
             stop, n_before, inputs = min(row, start + span), n_weights - 1, x_start + size * sequence * x_batch
             whole = start + (stop - start) // width * width
@@ -342,11 +340,11 @@ def gated_kernels(number: str) -> KernelPair:
     size, wide, one = Lanes(number, 1).n_bytes, Lanes(number, WIDTH), Lanes(number, 1)
 
     def forward(  # type: ignore[no-untyped-def]
-        y, u, skip, z, weight, numbers, out, scales, scratch, batch, length, row, period, group, norm, span
+        y, u, skip, z, weight, numbers, out, scales, scratch, batch, length, row, period, group, norm, span, share
     ):
         (y_0, y_batch, y_time), (u_0, u_batch, u_time), (z_0, z_batch, z_time) = y, u, z
         whole, n = group // WIDTH * WIDTH, row // group
-        for job in prange((batch * length + span - 1) // span):
+        for job in range(share[0], share[1]):
             kept = scratch + 8 * job * group
             for at in range(job * span, min(batch * length, (job + 1) * span)):
                 b, t = at // length, at % length
@@ -386,11 +384,12 @@ def gated_kernels(number: str) -> KernelPair:
         group,
         norm,
         span,
+        share,
     ):
         """`sums` has room for each job's sums, of the weight and then of the skip, and comes as zeros."""
         (y_0, y_batch, y_time), (u_0, u_batch, u_time), (z_0, z_batch, z_time) = y, u, z
         whole, n = group // WIDTH * WIDTH, row // group
-        for job in prange((batch * length + span - 1) // span):
+        for job in range(share[0], share[1]):
             kept = scratch + 8 * job * group
             slopes = kept + 4 * group
             for at in range(job * span, min(batch * length, (job + 1) * span)):
@@ -426,9 +425,9 @@ def gated_kernels(number: str) -> KernelPair:
 
 
 @Kernel
-def turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turning, span):  # type: ignore[no-untyped-def]
+def turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turning, span, share):  # type: ignore[no-untyped-def]
     """b_turned = scale b unit, c_turned = c unit, dots = b . c."""
-    for job in prange((rows + span - 1) // span):
+    for job in range(share[0], share[1]):
         for row in range(job * span, min(rows, (job + 1) * span)):
             at, unit_t, dot = 4 * row * size, unit + 4 * row * turning, zeros(_WIDE)
             s = spread(load(scale, row, _ONE), _WIDE)
@@ -450,10 +449,10 @@ def turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turn
 
 @Kernel
 def turned_backward(  # type: ignore[no-untyped-def]
-    b, c, unit, scale, g_b, g_c, g_dots, d_b, d_c, d_pairs, d_scale, rows, size, turning, span
+    b, c, unit, scale, g_b, g_c, g_dots, d_b, d_c, d_pairs, d_scale, rows, size, turning, span, share
 ):
     """The imaginary parts of d_pairs are the gradients of the angles."""
-    for job in prange((rows + span - 1) // span):
+    for job in range(share[0], share[1]):
         for row in range(job * span, min(rows, (job + 1) * span)):
             at, wide, sums = 4 * row * size, 4 * row * turning, zeros(_WIDE)
             s, g = spread(load(scale, row, _ONE), _WIDE), spread(load(g_dots, row, _ONE), _WIDE)

@@ -38,6 +38,22 @@ class FeedForward(nn.Sequential):
         return super().forward(x)
 
 
+class _SquaredReLU(nn.Module):
+    """max(x, 0)^2 (So et al., arXiv 2109.08668, section 3.1)."""
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Apply the function to every number."""
+        return functional.relu(x).square()
+
+
+class _SquaredReLUFeedForward(FeedForward):
+    """The same with a squared ReLU in place of GELU."""
+
+    def __init__(self, d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> None:
+        super().__init__(d_model, d_hidden, dropout, biases=biases)
+        self[1] = _SquaredReLU()
+
+
 class _GatedFeedForward(nn.Module):
     """y = W_down (f(W_gate x) * W_up x), dropout before W_down (Shazeer, arXiv 2002.05202, section 2)."""
 
@@ -106,13 +122,13 @@ class Router(LinearWeights):
 
     def choose(self, logits: Float[Tensor, "tokens n_experts"]) -> tuple[Tensor, Tensor]:
         """Return the weights of the chosen experts and their numbers, (tokens, top_k), the largest first."""
-        largest, chosen = logits.topk(self.top_k)
-        return largest.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen), chosen
+        largest, chosen = (logits if self.normalise else logits.softmax(-1)).topk(self.top_k)
+        return largest.softmax(-1) if self.normalise else largest, chosen
 
 
 class SigmoidRouter(Router):
     """Weighs an expert by the sigmoid of its logit, and chooses by that plus a bias (DeepSeek-V3, arXiv 2412.19437,
-    (16)); with `normalise` weights are divided by their sum + 1e-6, as LFM2 does.
+    section 2.1.2); with `normalise` weights are divided by their sum + 1e-6, as LFM2 does.
 
     No gradient reaches the bias, which balances the experts of published models; here it stays as it is.
     """
@@ -143,7 +159,7 @@ class Routing(NamedTuple):
 
 
 def load_balancing_loss(routing: Sequence[Routing]) -> Float[Tensor, ""]:
-    """Return n_experts sum_e f_e P_e, the mean over mixtures of experts (Fedus et al., arXiv 2101.03961, (4)-(6)).
+    """Return n_experts sum_e f_e P_e, the mean over mixtures of experts (Fedus et al., arXiv 2101.03961, section 2.2).
 
     f_e is how often a token chooses expert e, and P_e the mean of its softmax probability; only P has a gradient. The
     loss is top_k if all experts are used alike, as in transformers, which counts all layers as one mixture.
@@ -298,6 +314,7 @@ class MixtureOfExperts(nn.Module):
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
     "gelu": FeedForward,
+    "relu-squared": _SquaredReLUFeedForward,
     "swiglu": partial(_GatedFeedForward, nn.SiLU),
     "geglu": partial(_GatedFeedForward, nn.GELU),
     "geglu-tanh": partial(_GatedFeedForward, partial(nn.GELU, "tanh")),  # as Gemma has it

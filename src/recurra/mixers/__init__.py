@@ -1,4 +1,4 @@
-"""Mixers: modules over time, `y, state = mixer(x, state)`, one file each, imported when they are first used."""
+"""Mixers: modules over time, `y, state = mixer(x, state)`, one file each, imported on first use."""
 
 from recurra._lazy import attach
 

@@ -15,6 +15,7 @@ from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
 from recurra.mixers.mamba import Mamba, MambaState
 from recurra.mixers.mamba2 import Mamba2, Mamba2State
+from recurra.mixers.mamba2_attention import Mamba2Attention, Mamba2AttentionState
 from recurra.mixers.mamba3 import Mamba3, Mamba3State
 from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
@@ -28,6 +29,8 @@ from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.mixers.rwkv4 import RWKV4, RWKV4State
 from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
+from recurra.mixers.rwkv7 import RWKV7, RWKV7State
+from recurra.mixers.rwkv7_channel_mixing import RWKV7ChannelMixing
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
@@ -43,6 +46,7 @@ __all__ = [
     "RGLRU",
     "RNN",
     "RWKV4",
+    "RWKV7",
     "S4D",
     "S5",
     "SLSTM",
@@ -73,6 +77,8 @@ __all__ = [
     "MLSTMState",
     "Mamba",
     "Mamba2",
+    "Mamba2Attention",
+    "Mamba2AttentionState",
     "Mamba2State",
     "Mamba3",
     "Mamba3State",
@@ -89,6 +95,8 @@ __all__ = [
     "RWKV4ChannelMixing",
     "RWKV4ChannelMixingState",
     "RWKV4State",
+    "RWKV7ChannelMixing",
+    "RWKV7State",
     "Reformer",
     "ReformerState",
     "RelativeAttention",

@@ -44,7 +44,7 @@ Recurrence: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class _Across(Protocol):
-    """How a mixer's call runs that computes a part of a sequence only."""
+    """How to run a mixer's call that computes only a part of a sequence."""
 
     def run(self, call: Callable[[Any], tuple[Tensor, Any]], state: Any) -> tuple[Tensor, Any]:
         """Run any mixer: `call` takes the state that enters its part."""
@@ -77,21 +77,25 @@ class Mixer(nn.Module, ABC):
     """Whether `mix` takes a mask and leaves the state unchanged where it is False (transitions of 1, inputs of 0). If
     not, it never sees padding: sequences of different lengths run in pieces."""
     masks_products: ClassVar[bool] = False
-    """Whether `mix` multiplies by the zeros of a mask, so that an infinity or NaN of a later step becomes NaN. A call
-    is then cut before a step of x that is not finite, and the backward pass leaves out steps at which the gradient of y
-    is not finite: the gradients of x up to there, of the state and of all parameters are NaN. This is not checked on
-    devices other than the CPU, in traces or under torch.func: an infinity then makes earlier outputs of its window or
-    segment NaN."""
+    """Whether `mix` multiplies by the zeros of a mask, which turns an infinity or NaN of a later step into NaN. A call
+    is then cut before a non-finite step of x, and the backward pass skips steps with a non-finite gradient of y: the
+    gradients of x up to there, of the state and of all parameters are NaN. This is checked neither on devices other
+    than the CPU nor in traces or under torch.func: an infinity then makes earlier outputs of its window or segment
+    NaN."""
     starts_from_none: ClassVar[bool] = False
     """Whether `mix` accepts None at the start of a stream, because it has a faster path from there."""
 
     transition_looks_back: ClassVar[bool] = False
-    """Whether the mixer's `transition` also depends on earlier steps, so that it takes the state: `transition(x,
-    state)`, where None starts a stream."""
+    """Whether the mixer's `transition` also depends on earlier steps. It then takes the state: `transition(x, state)`,
+    where None starts a stream."""
 
     is_linear_recurrence: ClassVar[bool] = False
     """Whether the state is only that of one linear recurrence, which `mix` computes through `recur`. Then
     `recurra.train.sequence_parallel.SequenceParallel` can compute all pieces of a sequence at the same time."""
+    d_carried: int = 0
+    """Channels that the mixer takes after the d_model of x and returns after those of y. In a model they pass from
+    block to block, zeros at first. The mixer needs an option `layer`, which a model with several of its name sets to
+    their number, from 1."""
     across: "_Across | None" = None
     """Set by sequence parallelism while it calls the mixer."""
 
@@ -140,7 +144,7 @@ class Mixer(nn.Module, ABC):
             TypeError: x, mask, reset or cu_seqlens has the wrong type, or the state belongs to another module.
             ValueError: shapes do not fit, mask and cu_seqlens are both given, or the state belongs to another module.
         """
-        _check_input(x, self.d_model)
+        _check_input(x, self.d_model + self.d_carried)
         if x.device.type == "meta":
             require_numbers("x", x, self._weight())
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
@@ -244,7 +248,7 @@ class Mixer(nn.Module, ABC):
         return super()._apply(convert, recurse)
 
     def why_not_exportable(self) -> str:
-        """Return why no single graph covers any number of steps; empty if one does."""
+        """Return why no single graph covers any number of steps; empty if one graph does."""
         return ""
 
     def _start(self, batch: Any, real: torch.dtype, device: torch.device) -> Any:
@@ -341,7 +345,7 @@ def create_mixer(name: str, d_model: int, **options: Any) -> Mixer:
         options: keyword arguments of its class.
 
     Raises:
-        ValueError: the name or an option is unknown; the message lists those that exist.
+        ValueError: the name or an option is unknown; the message lists the valid ones.
     """
     allowed = mixer_options(name)
     unknown = [option for option in options if option not in allowed]

@@ -1,4 +1,4 @@
-"""DeltaNet: linear attention that replaces what it remembers of a key (Yang et al. 2024, arXiv 2406.06484)."""
+"""DeltaNet: linear attention that replaces the value stored under a key (Yang et al. 2024, arXiv 2406.06484)."""
 
 import math
 from typing import NamedTuple
@@ -24,9 +24,9 @@ class DeltaNetState(NamedTuple):
 
 
 class DeltaMixer(Mixer):
-    """What DeltaNet, Gated DeltaNet and KDA share: projections, convolution, the rate b_t, the operator and the norm.
+    """The parts that DeltaNet, Gated DeltaNet and KDA share: projections, convolution, rate b_t, operator and norm.
 
-    Subclasses end with the output: `mix`. Arguments as those of `DeltaNet`, with all sizes given.
+    Subclasses define `mix`, which computes the output. Arguments are those of `DeltaNet`, with all sizes given.
     """
 
     skips_padding = True
@@ -89,17 +89,17 @@ class DeltaMixer(Mixer):
 class DeltaNet(DeltaMixer):
     """y_t = norm(q_t h_t / sqrt(d_k)) W_o, h_t = (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (sections 2.2 and 3.4).
 
-    q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head.
-    b_t = sigmoid(W_b x_t), one number a head: 1 replaces a key's old value, 0 changes nothing. The norm is a root mean
-    square norm of each head, with one scale for all heads; no projection and no convolution has a bias.
+    q, k, v = SiLU(convolution(W x)), a causal filter of K steps per channel; then q and k have length 1 in each head.
+    b_t = sigmoid(W_b x_t), one number per head: 1 replaces a key's old value, 0 changes nothing. The norm is a root
+    mean square norm of each head, with one scale for all heads; projections and convolutions have no biases.
 
     Args:
         d_qk: channels of queries and keys over all heads; `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model`, as published, if None.
         n_heads: heads; published models have d_model / 128.
         kernel_size: K, the steps that the convolution sees, the newest included.
-        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition's eigenvalue 1 - b_t along k_t reaches
-            from 1 to -1 and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
+        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t). The transition's eigenvalue 1 - b_t along k_t then ranges from
+            1 to -1, and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
     """
 
     def __init__(

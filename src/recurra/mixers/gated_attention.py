@@ -18,9 +18,9 @@ class GatedAttention(RotaryAttention):
     of the values. The state holds keys after their norm.
 
     Args:
-        n_heads, n_kv_heads, d_head, rotated_share, window, rotation_base, output_bias, dropout: as those of
+        n_heads, n_kv_heads, d_head, rotated_share, window, rotation_base, output_bias, dropout: as in
             `rotary-attention`.
-        norm_epsilon: what the norms add to the mean square.
+        norm_epsilon: added to the mean square in the norms.
     """
 
     def __init__(

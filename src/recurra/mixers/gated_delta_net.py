@@ -20,25 +20,25 @@ _SMALLEST_STEP, _LARGEST_STEP, _LARGEST_RATE = 0.001, 0.1, 16.0
 class GatedDeltaNet(DeltaMixer):
     """y_t = (SiLU(W_g x_t) * norm(q_t h_t / sqrt(d_k))) W_o, h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t.
 
-    q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head
-    (section 3.4). One number a head are the learning rate b_t = sigmoid(W_b x_t) and the decay, in Mamba 2's form,
+    q, k, v = SiLU(convolution(W x)), a causal filter of K steps per channel; then q and k have length 1 in each head
+    (section 3.4). Each head has a learning rate b_t = sigmoid(W_b x_t) and a decay in Mamba 2's form,
 
         a_t = exp(-exp(A_log) softplus(W_a x_t + dt_bias)).
 
-    At the start exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the published
-    code. Ours: as many value heads as key heads by default, and a head with the next smaller whole number of channels
-    where six do not divide the published width.
+    Initially, exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the published
+    code. Our choices: as many value heads as key heads by default, and if six heads do not divide the published width,
+    the number of channels per head is rounded down.
 
     Args:
         d_qk: channels of queries and keys over all heads; about 3/4 of `d_model`, as published, if None.
         d_v: channels of the values over all heads; twice `d_qk`, as published, if None.
         n_heads: heads; 6 as published.
         kernel_size: K, the steps that the convolution sees, the newest included.
-        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition's eigenvalue a_t (1 - b_t) along k_t
-            can be negative and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
+        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t). The transition's eigenvalue a_t (1 - b_t) along k_t can then be
+            negative, and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
         n_qk_heads: heads of the queries and keys, each shared by n_heads / n_qk_heads heads of the values, as in
             Qwen3-Next; `n_heads` if None.
-        norm_epsilon: what the norm adds to the mean square.
+        norm_epsilon: added to the mean square in the norm.
     """
 
     def __init__(

@@ -36,12 +36,12 @@ class GateLoopAttention(Mixer):
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
-            stream: the state then grows with every step, and so does the time that a step takes.
+            stream: the state and the time per step then grow with every step.
         transition: "data", controlled by the input, or "fixed", one learned a per channel.
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
-        phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start; None leaves it to their weights.
+        phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, phases change more slowly in training.
+        ring: initial transitions; None leaves them to the weights.
     """
 
     def __init__(

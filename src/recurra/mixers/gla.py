@@ -27,11 +27,11 @@ class GatedLinearAttentionState(NamedTuple):
 class GatedLinearAttention(Mixer):
     """y_t = (SiLU(W_g x_t) * norm(q_t S_t)) W_o, S_t = diag(a_t) S_{t-1} + k_t^T v_t (section 4.4).
 
-    q, k, v = projections of x, q divided by sqrt(d_k). The transition is one number for each key channel, from a
-    projection of low rank and with a temperature that keeps it near 1: a_t = sigmoid(W_2 W_1 x_t + b)^(1 / 16). It is
-    GateLoop with real transitions on the key side.
+    q, k, v = projections of x, q divided by sqrt(d_k). The transition is one number per key channel, from a low-rank
+    projection with a temperature that keeps it near 1: a_t = sigmoid(W_2 W_1 x_t + b)^(1 / 16). This is GateLoop with
+    real transitions on the key side.
 
-    Decided: the norm is the published code's, a root mean square norm of each head with one scale for all heads (the
+    Our choice: the norm is the published code's, a root mean square norm of each head with one scale for all heads (the
     paper writes layer norm); only W_2 has a bias, as there.
 
     Args:
@@ -39,7 +39,7 @@ class GatedLinearAttention(Mixer):
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
         gate_rank: rank of the transition's projection.
-        gate_temperature: the root that is taken of the sigmoid (the paper's tau).
+        gate_temperature: root taken of the sigmoid (the paper's tau).
     """
 
     skips_padding = True

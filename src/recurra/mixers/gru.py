@@ -1,4 +1,4 @@
-"""torch's GRU as a time-mixing layer: the classic recurrence, which trains step by step, to compare others with."""
+"""torch's GRU as a mixer: the classic recurrence, which trains step by step, as a baseline."""
 
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ class GRUState(NamedTuple):
 class GRU(Mixer):
     """y_t = h_t of `torch.nn.GRU` with one layer (Cho et al., arXiv 1406.1078, with the reset gate after the product).
 
-    It trains step by step, on a CPU in one kernel for all steps. Autocast leaves the recurrence in float32. CRT uses
-    another cell, whose reset gate acts before the product: `recurra.mixers.rnn.RNN` runs it.
+    It trains step by step, on a CPU in one kernel for all steps. Autocast leaves the recurrence in float32. CRT's cell
+    is different: its reset gate acts before the product, and `recurra.mixers.rnn.RNN` runs it.
     """
 
     transition_looks_back = True

@@ -13,7 +13,7 @@ from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class H3State(NamedTuple):
-    """What both state space models carry.
+    """The state of both state space models.
 
     shift: the state of the shift SSM, the last d_state - 1 keys, the oldest first.
     h: the kept modes of the diagonal SSM, for every product of a key's and a value's channel in a head.
@@ -27,19 +27,19 @@ class H3State(NamedTuple):
 class H3(ChannelModes, Mixer):
     """y = W_o (q * SSM_diag(SSM_shift(k) * v)), with q, k, v = linear projections of x (Algorithm 1).
 
-    The shift SSM is a causal convolution of d_state taps a channel, which remembers keys; the diagonal SSM is S4D with
-    a skip (`recurra.layers.state_space`). With head_dim above 1, key and value of a head make an outer product, the
+    The shift SSM, which remembers keys, is a causal convolution of d_state taps per channel; the diagonal SSM is S4D
+    with a skip (`recurra.layers.state_space`). With head_dim above 1, a head's key and value form an outer product, the
     head has one diagonal SSM for all its entries, and q contracts the result: y_j = sum_i q_i SSM_diag(k_i v_j).
 
     Equal to the authors' code (src/models/ssm/h3.py of github.com/HazyResearch/H3) with fewer parameters: B, C and D of
-    its shift SSM are one filter here, and B of its diagonal SSM is part of C. The start differs: D of its shift SSM is
-    drawn from N(0, 1) and joins the tap of the step itself, which starts as all taps do here.
+    its shift SSM are one filter here, and B of its diagonal SSM is part of C. Initialisation differs: D of its shift
+    SSM is drawn from N(0, 1) and added to the tap of the current step, which is initialised like all other taps here.
 
     Args:
         d_state: taps of the shift SSM and modes of the diagonal one, an even number (the paper's m and published 64).
         head_dim: channels of a head, a divisor of d_model; 1, elementwise products, as published.
         discretisation: of the diagonal SSM, "bilinear", or "zoh" (zero-order hold).
-        min_step, max_step: step sizes of the diagonal SSM at the start, spaced logarithmically, one per head.
+        min_step, max_step: initial step sizes of the diagonal SSM, spaced logarithmically, one per head.
     """
 
     starts_from_none = True  # the convolution then has no state to add

@@ -25,20 +25,20 @@ class HGRN2State(NamedTuple):
 
 @register_mixer("hgrn2")
 class HGRN2(Mixer):
-    """y_t = W_y norm(o_t h_t), h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t: numbers of the state are weighted means of i.
+    """y_t = W_y norm(o_t h_t), h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t: the state contains weighted means of i.
 
     f_t = b + (1 - b) sigmoid(W_f x_t) is the forget gate with its lower bound b, and 1 - f_t the key. The output gate
     o_t = SiLU(W_o x_t) / sqrt(d_head) is the query, and the input i_t = W_i x_t the value (section 3). It is GateLoop
     with real transitions on the key side.
 
     Equal to flash-linear-attention (fla/layers/hgrn2.py of github.com/fla-org/flash-linear-attention) without its
-    optional convolutions: it divides queries by sqrt(d_head), which the paper does not mention and which only the
-    norm's epsilon shows, and its norm is a root mean square norm over all channels. Its models learn the bounds of all
-    layers and channels together; a mixer does not see the others, so its bound is a constant.
+    optional convolutions: it divides queries by sqrt(d_head), which the paper does not mention and which matters only
+    because of the norm's epsilon, and its norm is a root mean square norm over all channels. Its models learn the
+    bounds of all layers and channels together; a mixer does not see other layers, so its bound is a constant.
 
     Args:
         n_heads: heads; one for every 128 channels, the published expansion, if None, and at least one.
-        lower_bound: least value of the forget gate, in [0, 1).
+        lower_bound: minimum of the forget gate, in [0, 1).
     """
 
     skips_padding = True

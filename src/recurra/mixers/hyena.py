@@ -1,4 +1,4 @@
-"""Hyena: gates and long convolutions with implicit filters in turn (Poli et al. 2023, arXiv 2302.10866)."""
+"""Hyena: alternating gates and long convolutions with implicit filters (Poli et al. 2023, arXiv 2302.10866)."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class HyenaState(NamedTuple):
-    """What the convolutions see of the past, zeros before the stream.
+    """The past inputs that the convolutions still need, zeros before the stream.
 
     inputs: the last inputs of the short convolutions, the oldest first.
     products: the last window - 1 inputs of each long convolution, x_n * z_n, the oldest first.
@@ -32,12 +32,12 @@ class Hyena(Mixer):
     (`recurra.layers.convolution`), and each convolution has a skip. As in the published code, `order` gates have
     order - 1 long convolutions between them.
 
-    The published filters are as long as the training sequences. Here they have `window` steps, so the state, the inputs
-    that filters still reach, is bounded. Gradients flow through it. The filters are computed in each call; long pieces
-    are convolved by fast Fourier transform, short ones directly.
+    The published filters are as long as the training sequences. Here they have `window` steps, so the state, which
+    contains the inputs that filters still reach, is bounded. Gradients flow through it. Each call computes the filters;
+    long pieces are convolved by fast Fourier transform, short ones directly.
 
     Args:
-        order: gates, at least 2.
+        order: number of gates, at least 2.
         window: steps of a long filter.
         kernel_size: steps of the short convolutions.
     """

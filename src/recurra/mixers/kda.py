@@ -20,23 +20,23 @@ class KimiDeltaAttention(DeltaMixer):
 
         h_t = (I - b_t k_t^T k_t) diag(a_t) h_{t-1} + b_t k_t^T v_t.
 
-    q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head.
-    b_t = sigmoid(W_b x_t) is one number a head, and the decay one a key channel, with one rate a head:
+    q, k, v = SiLU(convolution(W x)), a causal filter of K steps per channel; then q and k have length 1 in each head.
+    b_t = sigmoid(W_b x_t) is one number per head. There is one decay per key channel, with one rate per head:
 
         a_t = exp(-exp(A_log) softplus(W_a x_t + dt_bias)).
 
-    W_a and W_g are products of two matrices, of the rank of a head's values. The norm is a root mean square norm of
-    each head, with one scale for all heads; nothing has a bias but the decay (section 3). fla's layer adds one to W_g.
-    At the start exp(A_log) is uniform in [1, 16) and softplus(dt_bias) log-uniform in [0.001, 0.1], as in fla's models.
+    W_a and W_g are products of two matrices, with the rank of a head's values. The norm is a root mean square norm of
+    each head, with one scale for all heads; only the decay has a bias (section 3). fla's layer adds one to W_g.
+    Initially, exp(A_log) is uniform in [1, 16) and softplus(dt_bias) log-uniform in [0.001, 0.1], as in fla's models.
 
     Args:
         d_qk: channels of queries, keys and decays over all heads; `d_model` if None.
         d_v: channels of the values over all heads; `d_qk`, as published, if None.
         n_heads: heads; published models have d_qk / 128.
         kernel_size: K, the steps that the convolution sees, the newest included.
-        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition can have a negative eigenvalue and the
+        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t). The transition can then have a negative eigenvalue, and the
             layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
-        norm_epsilon: what the norm adds to the mean square.
+        norm_epsilon: added to the mean square in the norm.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class LinearAttention(Mixer):
 
     It is GateLoop with a_n = 1 (GateLoop section 3.1), and q, k, v = linear projections of x.
 
-    The sums never forget. With the normaliser the outputs are means and stay bounded, but after about 10^7 steps a new
-    step is too small to change a float32 sum: for endless streams choose a layer that forgets.
+    The sums never forget. With the normaliser, the outputs are means and stay bounded, but after about 10^7 steps a new
+    step is too small to change a float32 sum. For endless streams, choose a layer that forgets.
 
     Args:
         d_qk: channels of queries and keys over all heads; `d_model` if None.

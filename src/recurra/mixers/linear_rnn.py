@@ -1,4 +1,4 @@
-"""The linear RNN of the lecture notes: a linear recurrence, and all non-linearity above it."""
+"""The linear RNN of the lecture notes: a linear recurrence followed by all non-linearities."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -65,13 +65,13 @@ class LinearRNN(Mixer):
     """h_t = A h_{t-1} + B x_t,  z_t = GELU(C h_t + D x_t + bias), real throughout.
 
     The recurrence is GateLoop (1) without its sigma (notes, linear RNN; notes, convolution; notes, layer above).
-    Decided, where the notes leave it open: f is GELU; B starts from N(0, 1 / d_model) times sqrt(1 - |a|^2), so that
-    states start with the variance of their input; C and D are linear.
+    Our choices, where the notes leave it open: f is GELU; B is initialised from N(0, 1 / d_model) times
+    sqrt(1 - |a|^2), which gives states the variance of their input; C and D are linear.
 
     Args:
         d_model: channels of x and z.
         d_state: channels of h; `d_model` if None.
-        transition: what A is, "diagonal" or "dense".
+        transition: "diagonal" or "dense" A.
     """
 
     def __init__(self, d_model: int, *, d_state: int | None = None, transition: str = "diagonal") -> None:

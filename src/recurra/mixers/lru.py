@@ -25,15 +25,15 @@ class LRUState(NamedTuple):
 class LRU(Mixer):
     """y_t = Re(C h_t) + skip x_t,  h_t = a h_{t-1} + gamma B x_t,  a = exp(-exp(nu) + i exp(theta)).
 
-    At the start a is uniform on the ring between the radii `r_min` and `r_max`, up to the phase `max_phase`, and
+    Initially, a is uniform on the ring between the radii `r_min` and `r_max`, up to the phase `max_phase`, and
     gamma = sqrt(1 - |a|^2), learned as its logarithm. B and C are dense and complex: real and imaginary parts are drawn
     from N(0, 1 / (2 d_model)) and N(0, 1 / d_state), the skip from N(0, 1). Modes do not come in pairs. The layer is
     the recurrence alone; the published block's network on top is that of `recurra.models.language_model.Block`.
 
     Args:
         d_state: modes; `d_model` if None.
-        r_min, r_max: |a| at the start, 0 <= r_min < r_max <= 1.
-        max_phase: the largest phase at the start, in radians.
+        r_min, r_max: range of the initial |a|, 0 <= r_min < r_max <= 1.
+        max_phase: largest initial phase, in radians.
     """
 
     skips_padding = True

@@ -33,24 +33,24 @@ class Mamba(Mixer):
         h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t u_t,  SSM(u)_t = C_t h_t
 
     Every channel of u has `d_state` modes, with A = -exp(log_decay). B_t and C_t are projections of u_t that all
-    channels share, and Delta_t = softplus(W_2 W_1 u_t + step_bias) is a step size a channel, through a bottleneck of
+    channels share, and Delta_t = softplus(W_2 W_1 u_t + step_bias) is a step size per channel, through a bottleneck of
     `dt_rank` (Algorithm 2). A is discretised by zero-order hold and B by Euler's rule, as in the published code.
 
-    The start is published: A = -1, -2, ..., -N in every channel (S4D-Real), skip = 1, step sizes at u = 0 log-uniform
-    from min_step to max_step, and W_2 uniform within dt_rank^-1/2.
+    Initialisation is as published: A = -1, -2, ..., -N in every channel (S4D-Real), skip = 1, step sizes at u = 0
+    log-uniform from min_step to max_step, and W_2 uniform within dt_rank^-1/2.
 
-    Decided: the bias of Delta is added in float32, because bfloat16 would round small step sizes by up to 2 %. Padding
-    has a step size of 0, which is a transition of 1.
+    Our choices: the bias of Delta is added in float32, because bfloat16 would round small step sizes by up to 2 %.
+    Padding has a step size of 0, which is a transition of 1.
 
     Args:
-        d_state: modes a channel (the paper's N).
+        d_state: modes per channel (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.
         dt_rank: the bottleneck before the step sizes; d_model / 16, rounded up, if None.
         selection_norm: epsilon of a root mean square norm of W_1 u_t, B_t and C_t each, as in Falcon Mamba (arXiv
             2410.05355); none, as in the paper, if None.
         selection_scales: whether these norms have learned scales, as in Jamba (arXiv 2403.19887, section 6.4).
-        min_step, max_step: the range of step sizes at the start.
+        min_step, max_step: range of the initial step sizes.
     """
 
     skips_padding = True

@@ -33,27 +33,31 @@ class Mamba2(Mixer):
 
         h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t^T u_t,  SSD(u)_t = C_t h_t  in every head
 
-    A = -exp(log_decay) is one number a head, so the transition is one too, and long sequences are matrix products in
-    chunks (`recurra.gate_loop`). u, B and C have passed a short convolution and SiLU; Delta = softplus(. + step_bias)
-    is one step size a head. The heads of a group share B and C. The norm divides by the root mean square of each
+    A = -exp(log_decay) is one number per head, and so is the transition; long sequences are computed by matrix products
+    in chunks (`recurra.gate_loop`). u, B and C pass a short convolution and SiLU first; Delta = softplus(. + step_bias)
+    is one step size per head. The heads of a group share B and C. The norm divides by the root mean square of each
     group's channels of u, after the gate.
 
     Equal to the authors' code (mamba_ssm/modules/mamba2.py of github.com/state-spaces/mamba) with its default options.
-    Not here, and refused by the converter: limits of the step sizes (`dt_limit`, in transformers `time_step_limit`),
-    biases of the projections, a convolution without one, a norm before the gate or none, `d_ssm` and `D_has_hdim`.
+    Not implemented, and refused by the converter: upper limits of the step sizes (`dt_limit`, in transformers
+    `time_step_limit`), projection biases, a convolution without bias, an MLP in parallel to the recurrence
+    (`d_ssm`), and `D_has_hdim`.
 
-    The start is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to max_step.
-    Decided: `n_heads` instead of a size of the heads; padding has a step size of 0, which is a transition of 1; the
-    bias of Delta is added in float32.
+    Initialisation is the authors': -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from min_step to
+    max_step. Our choices: `n_heads` instead of a head size; padding has a step size of 0, which is a transition of 1;
+    the bias of Delta is added in float32.
 
     Args:
         d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
-        expand: channels of u are `expand * d_model`.
-        n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
-        n_groups: groups of heads with a B and a C of their own.
-        min_step, max_step: the range of step sizes at the start.
-        norm_epsilon: what the norm adds to the mean square.
+        expand: channels of u are `expand * d_model` unless `d_inner` is given.
+        n_heads: heads; if None, as many as fit with the published 64 channels or more, and at least one.
+        n_groups: groups of heads; each group has its own B and C.
+        min_step, max_step: range of the initial step sizes.
+        norm_epsilon: added to the mean square in the norm.
+        norm: "after" the gate or "before" it; None: no norm.
+        d_inner: channels of u; `expand * d_model` if None.
+        least_step: lower limit of the step sizes, as in Nemotron-H (arXiv 2504.03624).
     """
 
     skips_padding = True
@@ -70,26 +74,33 @@ class Mamba2(Mixer):
         min_step: float = 0.001,
         max_step: float = 0.1,
         norm_epsilon: float = 1e-5,
+        norm: str | None = "after",
+        d_inner: int | None = None,
+        least_step: float = 0.0,
     ) -> None:
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
         require_at_least(2, d_conv=d_conv)
         require_positive(norm_epsilon=norm_epsilon)
-        d_inner = expand * d_model
+        require(norm in ("after", "before", None), "norm", norm, "'after', 'before' or None")
+        d_inner = expand * d_model if d_inner is None else d_inner
+        require_at_least(1, d_inner=d_inner)
+        require_at_least(0, least_step=least_step)
         n_heads = most_heads(d_inner, _PUBLISHED_HEAD) if n_heads is None else n_heads
-        require_heads(n_heads, **{"expand * d_model": d_inner})
+        require_heads(n_heads, **{"channels of u": d_inner})
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
         d_selection = n_groups * d_state
         n_convolved = d_inner + 2 * d_selection
         h, inputs = StateSpec((n_heads, d_state, d_inner // n_heads)), StateSpec((d_conv - 1, n_convolved))
         super().__init__(d_model, Mamba2State, h=h, inputs=inputs)
-        self.n_heads, self.n_groups = n_heads, n_groups
+        self.n_heads, self.n_groups, self.least_step = n_heads, n_groups, least_step
         self._projections, self._parts = [d_inner, n_convolved, n_heads], [d_inner, d_selection, d_selection]
         self.input_projection = nn.Linear(d_model, sum(self._projections), bias=False)
         self.convolution = ShortConvolution(n_convolved, d_conv)
         self.step_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, min_step, max_step))
         self.log_decay = nn.Parameter(torch.log(1 + 15 * torch.rand(n_heads)))
         self.skip = nn.Parameter(torch.ones(n_heads))
-        self.norm = RMSNorm(d_inner, norm_epsilon, n_groups=n_groups)
+        self.norm = None if norm is None else RMSNorm(d_inner, norm_epsilon, n_groups=n_groups)
+        self._norm_is_last = norm == "after"
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
@@ -110,7 +121,7 @@ class Mamba2(Mixer):
         transition = torch.exp(step * self._eigenvalues())[..., None]
         y, h = gate_loop(c, b, step[..., None] * heads, transition, state=state.h)
         skip = at_least_float32(self.skip)[:, None].expand(heads.shape[2:]).flatten()
-        y = gated(y.flatten(-2), z, self.norm, skip=(u, skip), after=True)
+        y = gated(y.flatten(-2), z, self.norm, skip=(u, skip), after=self._norm_is_last)
         return self.output_projection(y), Mamba2State(h, inputs)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -118,7 +129,8 @@ class Mamba2(Mixer):
         return self.input_projection(x).split(self._projections, -1)
 
     def _step_sizes(self, step: Tensor, mask: Tensor | None) -> Float[Tensor, "B L H"]:
-        return mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
+        step = functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias))
+        return mask_fill(step.clamp_min(self.least_step) if self.least_step else step, mask, 0)
 
     def _eigenvalues(self) -> Float[Tensor, " H"]:
         return -torch.exp(at_least_float32(self.log_decay))

@@ -1,4 +1,4 @@
-"""Mamba-3: trapezoidal steps and a state that turns (Lahoti et al. 2026, "Mamba-3: Improved Sequence Modeling using
+"""Mamba-3: trapezoidal steps and a rotating state (Lahoti et al. 2026, "Mamba-3: Improved Sequence Modeling using
 State Space Principles", arXiv 2603.15569).
 """
 
@@ -34,9 +34,9 @@ _DECAYS: dict[str, Callable[[Tensor], Tensor]] = {"heavy-tail": _heavy_tailed, "
 
 
 class Mamba3State(NamedTuple):
-    """The states of the heads, as the newest step sees them, and B and u of that step, which the next one reads too.
+    """The states of the heads, as the newest step sees them, and B and u of that step, which the next one also reads.
 
-    No angle is kept, so nothing grows with the stream."""
+    No angle is stored, so nothing grows with the stream."""
 
     h: Float[Tensor, "B H d_state d_head"]
     b: Float[Tensor, "B H d_state"]
@@ -49,10 +49,9 @@ class Mamba3(Mixer):
 
         h_t = R_t exp(Delta_t A_t) (h_{t-1} + (1 - lambda_t) Delta_t B_{t-1}^T u_{t-1}) + lambda_t Delta_t B_t^T u_t
 
-    in every head, and SSM(u)_t = C_t h_t. R_t turns the first rows of h, in pairs, back by the angles pi Delta_t
-    tanh(theta_t): with exp(Delta_t A_t) it is a complex transition that the input controls. lambda_t in (0, 1) weighs
-    the two ends of a step (1 is Mamba-2's rule, 1/2 the trapezoidal one), which does the work of a short convolution:
-    there is none.
+    in every head, and SSM(u)_t = C_t h_t. R_t rotates the first rows of h, in pairs, back by the angles pi Delta_t
+    tanh(theta_t); with exp(Delta_t A_t), it is an input-controlled complex transition. lambda_t in (0, 1) weighs the
+    two ends of a step (1 is Mamba-2's rule, 1/2 the trapezoidal one), which replaces the short convolution.
 
     Equal to the authors' code (mamba_ssm/modules/mamba3.py of github.com/state-spaces/mamba at e9594ce), SISO and
     without a norm before W_o: Delta = softplus(. + step_bias), A = -f(.), at most -0.0001, and lambda = sigmoid(.), one
@@ -60,21 +59,21 @@ class Mamba3(Mixer):
     (c69aaab). B and C are normalised by their root mean square, shared by the heads of a group, and get a bias of each
     head, which starts at 1. The skip starts at 1, step sizes at 0 log-uniform from min_step to max_step.
 
-    Not here: the MIMO form, and the norm before W_o.
+    Not implemented: the MIMO form, and the norm before W_o.
 
-    Decided: a call rotates B and C relative to its first step, and the state that it returns back by all angles of the
-    call, so that products stay real and no angle is kept. The angles are summed in float64. B_t^T u_t, which counts in
+    Our choices: a call rotates B and C relative to its first step and rotates the returned state back by all angles of
+    the call, so products stay real and no angle is stored. The angles are summed in float64. B_t^T u_t, which counts in
     step t and again in the next one, is written once, at the next step, with both weights; C_t B_t^T u_t is added to
-    y_t by itself. Padding has a step size of 0.
+    y_t separately. Padding has a step size of 0.
 
     Args:
         d_state: rows of a head's state, the channels of B and C in a group.
         expand: channels of u are `expand * d_model`.
-        n_heads: heads; if None as many as have the published 64 channels or more, and at least one.
-        n_groups: groups of heads with a B and a C of their own.
-        rope_fraction: the share of the rows that turn, 0.5 or 1.
+        n_heads: heads; if None, as many as fit with the published 64 channels or more, and at least one.
+        n_groups: groups of heads; each group has its own B and C.
+        rope_fraction: share of the rows that rotate, 0.5 or 1.
         decay_activation: f, "heavy-tail" or "softplus".
-        min_step, max_step: the range of step sizes at the start.
+        min_step, max_step: range of the initial step sizes.
     """
 
     skips_padding = True
@@ -119,7 +118,7 @@ class Mamba3(Mixer):
         return {self.step_bias}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
-        """Return exp(Delta_t A_t) and the angle in radians by which a step turns, for every pair of rows that turns."""
+        """Return exp(Delta_t A_t) and the rotation angle of a step in radians, for every pair of rows that rotates."""
         *_, step, decay, _, theta = self._projected(x)
         step, magnitude = self._timed(step, decay, None)
         angles = self._angles(step, theta)

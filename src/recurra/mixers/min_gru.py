@@ -1,4 +1,4 @@
-"""minGRU: a GRU whose gates do not look at the state, and so a linear recurrence (Feng et al., arXiv 2410.01201)."""
+"""minGRU: a GRU with gates that ignore the state, hence a linear recurrence (Feng et al., arXiv 2410.01201)."""
 
 from typing import NamedTuple
 

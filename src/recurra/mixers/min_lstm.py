@@ -1,4 +1,4 @@
-"""minLSTM: an LSTM whose gates do not look at the state, and so a linear recurrence (Feng et al., arXiv 2410.01201)."""
+"""minLSTM: an LSTM with gates that ignore the state, hence a linear recurrence (Feng et al., arXiv 2410.01201)."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class MinLSTM(Mixer):
     Not the authors' layer (models/minRNNs.py of github.com/BorealisAI/minRNNs), which takes c_t = g(W_h x_t), positive
     (appendix B: g(x) = x + 1/2 from 0 on and sigmoid(x) below), in a wider h, and projects h to y. Both have biases.
 
-    f_t = sigmoid(W_f x_t), i_t = sigmoid(W_i x_t), c_t = W_h x_t. The quotients are computed as one sigmoid, of log i_t
+    f_t = sigmoid(W_f x_t), i_t = sigmoid(W_i x_t), c_t = W_h x_t. Each quotient is computed as a sigmoid of log i_t
     - log f_t, which is never 0 / 0.
     """
 

@@ -36,19 +36,19 @@ class MLSTM(Mixer):
 
         C_t = f_t C_{t-1} + i_t k_t^T v_t,  n_t = f_t n_{t-1} + i_t k_t,  f_t = sigmoid(.),  i_t = exp(.)
 
-    Of the published blocks this is that of the 7B model alone (transformers' xLSTM): it has no convolution, skip and
-    up-projection, which the block of github.com/NX-AI/xlstm for smaller models has.
+    Of the published blocks, this is only the 7B model's (transformers' xLSTM). It has no convolution, skip and
+    up-projection, unlike the block for smaller models in github.com/NX-AI/xlstm.
 
-    q, k, v = projections of x, q divided by sqrt(d_k). The gates are one number a head, and their pre-activations are
+    q, k, v = projections of x, q divided by sqrt(d_k). The gates are one number per head, and their pre-activations are
     capped: 15 tanh(. / 15). The state has C exp(-m) and n exp(-m), where n is one more column of C, with a stabiliser
-    m_t = max(log f_t + m_{t-1}, log i_t), as published; h_t does not depend on it, but for the published epsilon.
+    m_t = max(log f_t + m_{t-1}, log i_t), as published; h_t depends on it only through the published epsilon.
 
     With F_t = log f_1 + ... + log f_t, m_t = F_t + max(m_0, log i_s - F_s for s <= t): all m_t are known before the
     recurrence, which is then GateLoop's, with a transition exp(log f_t + m_{t-1} - m_t) in [0, 1] for each head. No
     gradient flows through m_t: it cancels.
 
-    It starts as that model: the gates ignore x, with biases of -10 (input gates) and 3 to 6 (forget gates). The norm is
-    a layer norm of each head with a scale for each channel.
+    It is initialised like that model: the gates ignore x, with biases of -10 (input gates) and 3 to 6 (forget gates).
+    The norm is a layer norm of each head with a scale for each channel.
 
     Args:
         d_qk: channels of queries and keys over all heads; half of `d_model`, as published, if None.
@@ -73,7 +73,7 @@ class MLSTM(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start the gates as published. Call this again after re-initialising the weights."""
+        """Initialise the gates as published. Call this again after re-initialising the weights."""
         nn.init.zeros_(self.gates.weight)
         self.gates.bias.copy_(torch.cat([torch.full((self.n_heads,), -10.0), torch.linspace(3.0, 6.0, self.n_heads)]))
 

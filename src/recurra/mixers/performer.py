@@ -41,8 +41,8 @@ class Performer(Mixer):
     the weights.
 
     Features are exponentials and can overflow. The published code divides by the largest key feature of the sequence,
-    so that a step would know its future. Here every feature has a running maximum of its exponents in the state: when
-    it rises, the sums are scaled down. What enters the sums is at most 1 and the normaliser at least 1, so no epsilon
+    so a step depends on later steps. Here, the state has a running maximum of each feature's exponents. When it rises,
+    the sums are scaled down. Each term of the sums is at most 1 and the normaliser at least 1, so no epsilon
     is needed. The factor cancels and counts as a constant. A query's factor exp(-|q'|^2 / 2) cancels too.
 
     Args:

@@ -20,7 +20,7 @@ class ReformerState(NamedTuple):
 
     queries: the queries, which are also the keys before they are normalised.
     values: the values.
-    buckets: the number of each step's bucket in every round: a step keeps its bucket, however a stream is cut.
+    buckets: the number of each step's bucket in every round. A step keeps its bucket wherever a stream is cut.
     """
 
     queries: Float[Tensor, "B p H d_head"]
@@ -34,12 +34,12 @@ class Reformer(Mixer):
 
     Queries and keys are one projection, and keys have length 1. In each round a step falls into the bucket
     argmax([R q; -R q]), where R are random rotations, drawn once for every head and saved with the weights (the
-    published training draws them anew in every step). A step sees itself only if no other step shares a bucket with it.
+    published training redraws them in every step). A step sees itself only if no other step shares a bucket with it.
 
-    Rounds are combined as published (appendix A), which is one softmax over the steps that share a bucket with n in any
-    round. Another set of steps meets: the published layer sorts a whole sequence by buckets and attends within chunks,
-    so that which steps meet depends on later ones. Here n meets every step of its buckets within the last `window`
-    steps: what sorting approximates, in time proportional to L * window.
+    Rounds are combined as published (appendix A): one softmax over the steps that share a bucket with n in any
+    round. The set of steps differs: the published layer sorts a whole sequence by buckets and attends within chunks,
+    so later steps affect which earlier steps meet. Here, n attends to every step of its buckets within the last
+    `window` steps. Sorting approximates this. The time is proportional to L * window.
 
     Args:
         n_heads: heads; they divide d_model.

@@ -17,14 +17,14 @@ from recurra.ops._operator import OneNode, is_any_length
 
 
 class RelativeAttentionState(NamedTuple):
-    """What a stream leaves for its next step; never more than mem_len + (mem_len + segment_length) * 2 vectors.
+    """The memory and the open segment; never more than mem_len + (mem_len + segment_length) * 2 vectors.
 
-    memory: the last steps, at most mem_len, as they entered the layer; no gradient flows into them.
-    context: keys and values of the memory as it was when the open segment began.
+    memory: inputs of the last steps, at most mem_len; no gradient flows into them.
+    context: keys and values of the memory at the beginning of the open segment.
     segment: keys and values of the open segment; its length is the position in the segment.
 
-    At the border between two segments context and segment are empty: the keys and values of the memory are made by
-    the segment that sees them, with its weights and for its gradients, as the published code does.
+    At the border between two segments, context and segment are empty: the next segment computes the keys and values of
+    the memory, with its weights and for its gradients, as in the published code.
     """
 
     memory: Float[Tensor, "B m d_model"]
@@ -88,7 +88,7 @@ class RelativeAttention(Mixer):
     ) -> tuple[Tensor, RelativeAttentionState]:
         """Attend segment by segment.
 
-        `encoding` is `self.encode(x, state)`, where several layers of the same window share one; not for sequences of
+        `encoding` is `self.encode(x, state)`, which layers with the same window can share; not for sequences of
         different lengths, which have no distances in common.
         """
         return self._by_segments(x, state, self.encode(x, state) if encoding is None else encoding)
@@ -121,7 +121,7 @@ class RelativeAttention(Mixer):
         return self.output_projection(y), RelativeAttentionState(*layers)
 
     def with_window(self, window: AttentionWindow) -> None:
-        """Change the lengths of the window; states of the old one do not fit the new."""
+        """Change the lengths of the window; states of the old window do not fit the new one."""
         self.window = window
         self.state_layout = type(self.state_layout)(**_specs(self.d_model, self.n_heads * self.d_head, window))
 

@@ -16,9 +16,9 @@ from recurra.ops.gate_loop.operator import gate_loop
 
 
 class RetentionState(NamedTuple):
-    """h_n = sum_{m<=n} gamma^(n-m) rotate(k_m, (m - n) theta)^T v_m: keys are turned as the newest step n sees them.
+    """h_n = sum_{m<=n} gamma^(n-m) rotate(k_m, (m - n) theta)^T v_m: keys are rotated relative to the newest step n.
 
-    No position is kept, so nothing grows with the stream."""
+    No position is stored, so nothing grows with the stream."""
 
     h: Float[Tensor, "B H d_k d_v"]
 
@@ -28,10 +28,10 @@ class Retention(Mixer):
     """y_n = (swish(W_g x_n) * norm(q_n sum_{m<=n} a^(n-m) k_m^T v_m)) W_o with a = gamma exp(i theta) (GateLoop (11)).
 
     gamma_h = 1 - 2^(-5-h) in head h = 0, 1, ...; theta are the fixed phases of xPos (GateLoop section 2.2). q, k,
-    v = projections of x, k divided by sqrt(d_k). The norm is a group norm of each step, one group a head.
+    v = projections of x, k divided by sqrt(d_k). The norm is a group norm of each step, one group per head.
 
-    The modulus of a alone is the transition of the recurrence, one real number a head. The phase goes into q and k,
-    which are rotated relative to the last step of the call; between two calls the state is rotated.
+    Only the modulus of a is the transition of the recurrence, one real number per head. The phase goes into q and k,
+    which are rotated relative to the last step of the call; between two calls, the state is rotated.
 
     Of the paper's three normalisations of the scores we keep 1 / sqrt(d_k). The other two divide a head's output at a
     step by one positive number, which the group norm cancels up to its epsilon. The group norm has no scale and shift,
@@ -40,7 +40,7 @@ class Retention(Mixer):
     Args:
         d_qk: channels of queries and keys over all heads; `d_model` if None.
         d_v: channels of the values over all heads; twice `d_model`, as published, if None.
-        n_heads: heads; published models have d_qk / 256. More than 19 are no use: in float32 their gamma is 1.
+        n_heads: heads; published models have d_qk / 256. More than 19 are useless: in float32, their gamma is 1.
     """
 
     skips_padding = True

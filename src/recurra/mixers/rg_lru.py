@@ -23,7 +23,7 @@ _BLOCK = 256  # channels of a gate's block in the published RecurrentGemma
 
 
 class RGLRUState(NamedTuple):
-    """The hidden state, the convolution, and whether the stream has begun."""
+    """The hidden state, the convolution, and a flag for whether the stream has begun."""
 
     h: Float[Tensor, "B D"]
     convolution: Float[Tensor, "B K_1 D"]
@@ -38,19 +38,19 @@ class RGLRU(Mixer):
 
         h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t * u_t),  a_t = exp(-8 softplus(decay) r_t)  (De et al. (1)-(4))
 
-    r_t and i_t are sigmoids of block-diagonal projections of u_t, the recurrence gate and the input gate. The factor of
-    the input gives h the variance of u whatever a is. It is computed as -expm1(2 log a), which keeps its digits near
-    a = 1; where a rounds to 1, its gradient is 0 and not infinite.
+    r_t and i_t, the recurrence gate and the input gate, are sigmoids of block-diagonal projections of u_t. The input's
+    factor gives h the variance of u for any a. It is computed as -expm1(2 log a), which stays precise near a = 1; where
+    a rounds to 1, its gradient is 0 and not infinite.
 
-    Decided: at the first step of a stream the factor is 1, as in the published code and weights; a state of zeros
-    cannot tell, so the state has a flag. `decay` starts so that a_t at r_t = 1 is uniform between `r_min` and `r_max`,
-    as the paper says. GELU is the published code's, with a tanh.
+    Our choices: at the first step of a stream, the factor is 1, as in the published code and weights. A state of zeros
+    does not show that a stream is new, so the state has a flag. `decay` is initialised to make a_t at r_t = 1 uniform
+    between `r_min` and `r_max`, as in the paper. GELU is the tanh approximation, as in the published code.
 
     Args:
         lru_width: channels of the recurrence; `d_model` if None.
         n_heads: blocks of the gates' projections; one for every 256 channels, as published, if None, and at least one.
-        d_conv: steps that the convolution sees, its own included.
-        r_min, r_max: a at the start where the recurrence gate is 1, 0 < r_min < r_max < 1.
+        d_conv: steps that the convolution sees, the current one included.
+        r_min, r_max: range of the initial a at a recurrence gate of 1, 0 < r_min < r_max < 1.
     """
 
     skips_padding = True

@@ -19,7 +19,7 @@ class RNNState(NamedTuple):
 class RNN(Mixer):
     """y_t = h_t = cell(x_t, h_{t-1}).
 
-    The products with x are one matrix product for all steps; what the steps share is made once per call.
+    The products with x are one matrix product for all steps; values shared by all steps are computed once per call.
 
     Args:
         cell: `recurra.ops.cells.gru.GRUCell` or `recurra.ops.cells.orthogonal.NCGRUCell`.

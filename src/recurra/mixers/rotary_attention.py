@@ -41,25 +41,25 @@ _QK_NORMS: dict[str, Callable[[int, int, float], nn.Module]] = {
 class RotaryAttention(Mixer):
     """y_n = W_o sum_m softmax_m(q_n . R_(m-n) k_m / sqrt(d_head)) v_m, R_t a rotation of channel pairs by t theta_i.
 
-    m runs over the last `window` steps up to n, however the stream is cut. Only differences of positions count, so each
-    call numbers the steps that it sees from 0.
+    m runs over the last `window` steps up to n, wherever the stream is cut. Only differences of positions matter, so
+    each call numbers the steps that it sees from 0.
 
     Args:
         n_heads: heads of the queries.
         n_kv_heads: heads of the keys and values, G, each shared by n_heads / G heads of queries; `n_heads` if None.
         d_head: channels of a head; d_model / n_heads if None.
-        rotated_share: share of a head's channels that are rotated, the first ones: an even number. With 0 the layer has
-            no positions, as in Jamba (arXiv 2403.19887), whose recurrent layers know them.
+        rotated_share: share of a head's channels that are rotated, starting with the first: an even number. With 0, the
+            layer has no positions, as in Jamba (arXiv 2403.19887), where the recurrent layers encode them.
         rotation_base: base of the angles theta_i = base^(-2i / rotated channels).
         output_bias: whether the output projection has a bias; the others have none.
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
-            stream: the state then grows with every step, and so does the time that a step takes.
+            stream: the state and the time per step then grow with every step.
         dropout: probability of dropping an attention weight.
         qk_norm: epsilon of a root mean square norm of queries and keys in each head, before they are rotated, with one
-            scale for all heads, as in LFM2 (arXiv 2511.23404); none if None. The state then holds normalised keys.
+            scale for all heads, as in LFM2 (arXiv 2511.23404). The state then contains normalised keys. None: no norm.
         qk_norm_over: "head", or "all" for a norm over the channels of all heads together, with a scale for each
             channel, as in OLMo 2 (arXiv 2501.00656).
-        query_scale: what queries are multiplied by, besides 1 / sqrt(d_head).
+        query_scale: multiplies queries, in addition to 1 / sqrt(d_head).
     """
 
     masks_products = True
@@ -117,7 +117,7 @@ class RotaryAttention(Mixer):
         return self.query_norm(queries).to(values.dtype), self.key_norm(keys), values
 
     def output(self, x: Tensor, y: Tensor) -> Tensor:
-        """What leaves the layer, of all heads' values y and the layer's input x."""
+        """The layer's output, from all heads' values y and the layer's input x."""
         projected: Tensor = self.output_projection(y)
         return projected
 

@@ -40,15 +40,14 @@ class RWKV4(Mixer):
         a_t = exp(-w) a_{t-1} + exp(k_t) v_t,  b_t = exp(-w) b_{t-1} + exp(k_t)
 
     r, k and v are projections of mu * x_t + (1 - mu) * x_{t-1}, each with its own mu: the token shift  (Peng et al.
-    (11)-(13)). w = exp(log_decay) > 0 is the decay of a channel, and the bonus u is what the step itself has above the
-    others.
+    (11)-(13)). w = exp(log_decay) > 0 is the decay of a channel, and u is a bonus for the current step.
 
     exp(k) can overflow, so the state has a exp(-m) and b exp(-m) with the stabiliser m_t = max(m_{t-1} - w, k_t). All
     m_t are known before the recurrence, which is then two linear scans with transitions in [0, 1]. No gradient flows
     through m_t: it cancels.
 
-    Channel mixing, the other half of a published block, is the mixer `rwkv4-channel-mixing`. Decided: decays, bonus and
-    mu start as in the first published layer, as a mixer does not know its depth.
+    Channel mixing, the other half of a published block, is the mixer `rwkv4-channel-mixing`. Our choice: decays, bonus
+    and mu are initialised as in the first published layer, because a mixer does not know its depth.
 
     Args:
         d_wkv: channels of the recurrence, D; `d_model` if None.

@@ -21,9 +21,9 @@ class RWKV4ChannelMixingState(NamedTuple):
 class RWKV4ChannelMixing(Mixer):
     """y_t = sigmoid(r_t) * W_v max(k_t, 0)^2  (Peng et al. (18))
 
-    r and k are projections of mu * x_t + (1 - mu) * x_{t-1}, each with its own mu, which starts as in the first
-    published layer  (Peng et al. (14)-(15)). A published block is `rwkv4` and then this mixer, with `d_channel_mixing`
-    0.
+    r and k are projections of mu * x_t + (1 - mu) * x_{t-1}, each with its own mu, initialised as in the first
+    published layer  (Peng et al. (14)-(15)). A published block is `rwkv4` followed by this mixer, with
+    `d_channel_mixing` 0.
 
     Args:
         d_hidden: channels of k; 4 * `d_model`, as published, if None.

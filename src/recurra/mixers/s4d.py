@@ -25,14 +25,14 @@ class S4D(ChannelModes, Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re sum_n C_n h_t,n,  lambda = -exp(log_decay) + i frequency
 
-    `recurra.layers.state_space` has the modes and how they start. The output is that of the published block. Whole
-    sequences are convolved, short pieces step.
+    `recurra.layers.state_space` defines the modes and their initialisation. The output is that of the published block.
+    Whole sequences are convolved; short pieces run step by step.
 
     Args:
         d_state: modes per channel, an even number (the papers' N).
-        init: the frequencies at the start, "lin" (S4D-Lin) or "inv" (S4D-Inv).
+        init: initial frequencies, "lin" (S4D-Lin) or "inv" (S4D-Inv).
         discretisation: "zoh" (zero-order hold) or "bilinear".
-        min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per channel.
+        min_step, max_step: initial step sizes are spaced logarithmically between these, one per channel.
     """
 
     starts_from_none = True  # the convolution then has no state to add

@@ -25,17 +25,17 @@ class S5(DenseModes, Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
 
-    `recurra.layers.state_space` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
-    published layer's, the start is not, as said there. The published code can also run in both directions, which the
-    causal contract excludes, and keep all modes of the pairs.
+    `recurra.layers.state_space` defines the modes and their initialisation, with V folded in (GateLoop (3a)). The gate
+    is the published layer's; the initialisation is not, as explained there. The published code can also run in both
+    directions, which the causal contract excludes, and keep all modes of the pairs.
 
     Args:
         d_state: modes, an even number (the paper's P).
-        blocks: blocks of the HiPPO-N matrix at the start, a divisor of d_state / 2 (the paper's J).
+        blocks: blocks of the initial HiPPO-N matrix, a divisor of d_state / 2 (the paper's J).
         discretisation: "zoh" (zero-order hold) or "bilinear".
         clip_eigs: keep the real parts of the eigenvalues at most at -1e-4.
         gated: with False, y is SSM(x) + skip x, without GELU and gate.
-        min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.
+        min_step, max_step: initial step sizes are spaced logarithmically between these, one per kept mode.
     """
 
     skips_padding = True

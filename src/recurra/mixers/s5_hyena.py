@@ -16,7 +16,7 @@ from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 
 class S5HyenaState(NamedTuple):
-    """What both recurrences carry.
+    """The state of both recurrences.
 
     inputs: the last inputs of the short convolutions, the oldest first.
     h: the kept modes.
@@ -33,23 +33,23 @@ _ACTIVATIONS = ("gelu", "half-glu", "none")
 class S5Hyena(DenseModes, Mixer):
     """y = W_o (x_1 * f(SSM(x_2 * v))), with x_1, x_2, v = short convolutions of linear projections of x.
 
-    This is Hyena of order 2 with S5's SSM over all channels, with a skip, in the place of the implicit filter. The
-    state is of constant size, where Hyena's is a window.
+    This is Hyena of order 2 with S5's SSM over all channels, with a skip, in place of the implicit filter. The state
+    has constant size; Hyena's is a window.
 
     Equal to the authors' code (src/s5dev/models/s5.py of github.com/lindermanlab/S5, branch development) at order 2,
     with one head, without dropout, with their activations gelu and half_glu2 and negative real parts of eigenvalues.
-    The start differs: steps, C and W_o are drawn as S5 and torch's linear layers draw them. Defaults are those of their
-    classes. Their models of WikiText-103 have `d_state=128, blocks=32, clip_eigs=True, paired=False`, those of
+    Initialisation differs: steps, C and W_o are drawn like those of S5 and torch's linear layers. Defaults are those of
+    their classes. Their WikiText-103 models have `d_state=128, blocks=32, clip_eigs=True, paired=False`, and those for
     associative recall `d_state=32, blocks=16, clip_eigs=True, activation="half-glu"`.
 
     Args:
         d_state: modes, an even number.
         kernel_size: steps of the short convolutions.
         activation: f, "gelu", "half-glu" (f(u) = u * sigmoid(W GELU(u) + b)) or "none".
-        blocks: blocks of the HiPPO-N matrix at the start, a divisor of d_state / 2.
+        blocks: blocks of the initial HiPPO-N matrix, a divisor of d_state / 2.
         clip_eigs: keep the real parts of the eigenvalues at most at -1e-4.
-        paired: keep one mode of each conjugate pair; with False all `d_state` modes, each trained by itself.
-        min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.
+        paired: keep one mode of each conjugate pair; False keeps all `d_state` modes and trains each independently.
+        min_step, max_step: initial step sizes are spaced logarithmically between these, one per kept mode.
     """
 
     skips_padding = True

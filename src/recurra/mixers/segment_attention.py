@@ -20,11 +20,11 @@ class _SegmentAttentionState(NamedTuple):
 class SegmentAttention(Mixer):
     """y_i = W_o sum_{j<=i} softmax_j((x_i W_q)(x_j W_k)^T / sqrt(d_head)) x_j W_v, j in the segment of i (CRT (1)).
 
-    No position enters the scores: a recurrent network gives the tokens their order (CRT section 3).
+    The scores do not depend on positions: a recurrent network encodes the order of the tokens (CRT section 3).
 
     Args:
         n_heads: heads.
-        d_head: channels of a head; d_model / n_heads when None.
+        d_head: channels of a head; d_model / n_heads if None.
         segment_length: steps of a segment.
         dropout: probability of dropping an attention weight.
     """

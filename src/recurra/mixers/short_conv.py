@@ -20,8 +20,8 @@ class GatedShortConvolutionState(NamedTuple):
 class GatedShortConvolution(Mixer):
     """y_t = W_o (C_t * convolution(B * u)_t), with B, C, u = linear projections of x: a gate on each side.
 
-    The convolution is a causal filter of K steps a channel, without an activation. A step sees K steps and no more, so
-    stacks combine this layer with attention, which sees the others.
+    The convolution is a causal filter of K steps per channel, without an activation. A step sees only K steps, so
+    models combine this layer with attention, which sees the others.
 
     Args:
         kernel_size: K, the steps that the convolution sees, the newest included.

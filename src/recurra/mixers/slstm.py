@@ -17,7 +17,7 @@ from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 
 
 class SLSTMState(NamedTuple):
-    """The cell, what scales it, and the hidden state."""
+    """The cell, its scale and the hidden state."""
 
     c: Float[Tensor, "B D"]
     """The cell, scaled: exp(-m) c."""
@@ -36,15 +36,15 @@ class SLSTM(Mixer):
         c_t = f_t * c_{t-1} + i_t * tanh(z),  n_t = f_t * n_{t-1} + i_t
         f_t = sigmoid(f),  i_t = exp(i),  o_t = sigmoid(o)
 
-    Not the authors' layer (xlstm/blocks/slstm/layer.py of github.com/NX-AI/xlstm): by default it reads i and f from a
-    short convolution of x and SiLU, and all its W are block-diagonal by heads. The cell and the norm are theirs.
+    The authors' layer (xlstm/blocks/slstm/layer.py of github.com/NX-AI/xlstm) differs: by default it computes i and f
+    from a short convolution of x and SiLU, and all its W are block-diagonal by heads. The cell and the norm are equal.
 
     z, i, f and o are W x_t + R h_{t-1} + b with their own weights; R is block-diagonal: channels meet within a head. An
     exponential gate can grow without bound, so the state has c and n times exp(-m), with the stabiliser m_t =
     max(log f_t + m_{t-1}, log i_t) (Beck et al. (15)-(17)), through which no gradient flows: it cancels. The gates see
-    h_{t-1}, so there is no parallel form; on a CPU one kernel takes all steps.
+    h_{t-1}, so there is no parallel form; on a CPU, one kernel runs all steps.
 
-    The norm is a group norm with a scale for each channel. Decided: forget gates start with biases from 3 to 6 over the
+    The norm is a group norm with a scale for each channel. Our choice: forget-gate biases start from 3 to 6 over the
     channels of each head (the authors' option "small_init"; their default falls from 5 to -7), all else as in torch's
     LSTM.
 
@@ -75,24 +75,27 @@ class SLSTM(Mixer):
         self, x: Float[Tensor, "B L D"], state: SLSTMState | None = None
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Return the forget gate and its phase, which is 0, for every channel, after `state`; None starts a stream."""
-        projected, weights, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
+        projected, parts = self._parts(x, self.initial_state(x.shape[0]) if state is None else state)
         before = parts.h[:, None]
         with without_autocast(x):  # as `mix` does
             if x.shape[1] > 1:
-                before = torch.cat([before, slstm_sequence(projected, weights, parts)[0][:, :-1]], 1)
-            recurrent = torch.einsum("blhd,hde->blhe", before, weights.chunk(4, -1)[2])
+                before = torch.cat([before, self._sequence(projected, parts)[0][:, :-1]], 1)
+            recurrent = torch.einsum("blhd,hde->blhe", before, at_least_float32(self.recurrent_weights).chunk(4, -1)[2])
         f = torch.sigmoid(projected[:, :, 2] + recurrent).flatten(2)
         return f, torch.zeros_like(f)
 
     def mix(self, x: Tensor, state: SLSTMState, mask: None) -> tuple[Tensor, SLSTMState]:
-        projected, weights, parts = self._parts(x, state)
+        projected, parts = self._parts(x, state)
         with without_autocast(x):  # it would round the state to bfloat16 at every step
-            y, last = slstm_sequence(projected, weights, parts)
+            y, last = self._sequence(projected, parts)
         y = functional.layer_norm(y, y.shape[-1:]).flatten(-2) * self.norm_weight
         return y.to(x.dtype), SLSTMState(*(part.flatten(1) for part in last))
 
-    def _parts(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, Tensor, SLSTMParts]:
-        """W x + b of all gates, R, and the state by heads."""
+    def _parts(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, SLSTMParts]:
+        """W x + b of all gates, and the state by heads."""
         projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
         parts = SLSTMParts(*(part.unflatten(-1, (self.n_heads, -1)) for part in state))
-        return projected, at_least_float32(self.recurrent_weights), parts
+        return projected, parts
+
+    def _sequence(self, projected: Tensor, parts: SLSTMParts) -> tuple[Tensor, SLSTMParts]:
+        return slstm_sequence(projected, at_least_float32(self.recurrent_weights), parts)

@@ -90,15 +90,15 @@ _TRANSFORMER_XL_BLOCKS: dict[str, type[_PostNormBlock] | type[_PreNormBlock]] = 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
-    """A Transformer's stack; the defaults are those of the published 16-layer WikiText-103 models, less their cutoffs.
+    """A Transformer's stack; the defaults are the published 16-layer WikiText-103 models', without cutoffs.
 
     Raises ValueError, naming the field, for an impossible value.
     """
 
     vocab_size: Size = from_data()
-    """Tokens, read and predicted; null: as many as the data have."""
+    """Vocabulary size; null: that of the data."""
     segment_length: Size = from_data()
-    """Tokens of a segment; null: as in the data. Segments begin at the multiples of it, however a stream is cut."""
+    """Tokens of a segment; null: as in the data. Segments begin at multiples of it, wherever a stream is cut."""
     n_layer: int = 16
     """Blocks."""
     d_model: int = 410
@@ -110,9 +110,9 @@ class TransformerConfig(ModelConfig):
     d_channel_mixing: int = 2100
     """Hidden channels of the feed-forward networks."""
     norm: str = "post"
-    """Where the blocks have their norms: "post" as published, or "pre"."""
+    """Position of the norms in the blocks: "post", as published, or "pre"."""
     cutoffs: list[int] = field(default_factory=list)
-    """Where the clusters of the adaptive softmax end, for a vocabulary sorted by frequency; none for the plain one."""
+    """Ends of the adaptive softmax's clusters, for a vocabulary sorted by frequency; empty for a plain softmax."""
     tie_embeddings: bool = True
     """Use the embedding's tables as the output's."""
     dropout: float = 0.1
@@ -121,14 +121,14 @@ class TransformerConfig(ModelConfig):
     input_dropout: float | None = None
     """Probability of dropping a channel of the embedding; `dropout` if None."""
     output_dropout: float | None = None
-    """Probability of dropping a channel of what the output layer reads; `dropout` if None."""
+    """Probability of dropping a channel of the output layer's input; `dropout` if None."""
     dropout_over_time: str = "independent"
     """How those masks vary over the steps of a call: "independent", or "locked", one mask for all (variational). Blocks
     that are called once for each segment, as those of CRT and RMT, draw one for each segment."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight."""
     embedding_dropout: float = 0.0
-    """Probability of dropping a word wherever it stands in a call."""
+    """Probability of dropping a word everywhere in a call."""
 
     @property
     def entering_dropout(self) -> float:

@@ -126,7 +126,7 @@ class BlockRecurrentTransformerConfig(TransformerConfig):
     gate: str = "fixed"
     """How the state changes after a block: "fixed", or "lstm"."""
     recurrent_layer: int | None = None
-    """Which layer is recurrent, the first being 1; 10 of 12, as published, in proportion, if None."""
+    """The recurrent layer, counted from 1; if None, layer 10 of 12, as published, in proportion."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,7 +48,7 @@ class _NoMemory(nn.Module):
 
 
 class RNNMemory(nn.Module):
-    """One vector m: a token in front of each segment. An RNN reads the outputs from m on; its last state is the next.
+    """One vector m, a token before each segment. An RNN reads the outputs, starting at m; its last state is the next m.
 
     Args:
         cell: the recurrent cell, d_model to d_model.
@@ -65,7 +65,7 @@ class RNNMemory(nn.Module):
         return x.new_zeros((x.shape[0], x.shape[2]), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def tokens(self, memory: Float[Tensor, "B d"], x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 1 d"]:
-        """Return the token that stands in front of a segment, in x's dtype."""
+        """Return the token before a segment, in x's dtype."""
         return memory[:, None].to(x.dtype)
 
     def weights(self) -> RecurrentWeights:
@@ -130,9 +130,9 @@ class CompactRecurrentTransformerConfig(TransformerConfig):
     """A CRT; the segment does not count the memory."""
 
     memory: str = "gru"
-    """What is carried between segments: "none", or a vector kept by a "gru" or an "ncgru"."""
+    """Memory between segments: "none", or a vector updated by a "gru" or an "ncgru"."""
     position: str = "rnn-gru"
-    """What gives the tokens their order: "relative" attention, or an RNN over the segment, "rnn-gru" or "rnn-ncgru"."""
+    """How token order is encoded: "relative" attention, or an RNN over the segment, "rnn-gru" or "rnn-ncgru"."""
     position_start: str = "memory"
     """Where the position RNN starts a segment: from the "memory" (zeros if there is none), or from "zero"."""
 
@@ -146,10 +146,10 @@ class CompactRecurrentTransformerConfig(TransformerConfig):
 
 
 class CompactRecurrentTransformerState(NamedTuple):
-    """What a stream leaves for its next step; never more than one segment.
+    """The memory and the open segment; never more than one segment.
 
     position: tokens of the open segment so far.
-    memory: m, with which the open segment began, (B, d_model), or (B, 0) if there is none.
+    memory: m at the start of the open segment, (B, d_model), or (B, 0) if there is none.
     reading: the memory RNN's state after the outputs of the open segment.
     placing: the position RNN's state after the tokens of the open segment.
     layers: the attention's keys and values of the open segment, one state per block.
@@ -168,7 +168,7 @@ class CompactRecurrentTransformerState(NamedTuple):
     label="CRT",
 )
 class CompactRecurrentTransformer(AdaptiveShell):
-    """Segments of n tokens through a Transformer, one persistent memory vector m between them (CRT section 3).
+    """A Transformer over segments of n tokens, with one persistent memory vector m between them (CRT section 3).
 
     For every segment: X = embeddings; E = position RNN over X; [m; E] enters the blocks, each of which attends causally
     over memory and segment; the outputs y_1..y_n give the logits, and the memory RNN reads them, starting at m: its

@@ -1,11 +1,14 @@
 """The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurra.checks import choose, require, require_at_least, require_positive, require_probability, sentence
 from recurra.layers.dropout import ScaledDropout
@@ -13,7 +16,7 @@ from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, MixtureOfE
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding, ScaledHead
 from recurra.lengths import mask_fill
-from recurra.mixers.base import create_mixer
+from recurra.mixers.base import Mixer, create_mixer, mixer_options
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
@@ -29,10 +32,10 @@ class MixerBlock(nn.Module):
         scale: what that is multiplied by.
     """
 
-    def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0, scale: float = 1.0) -> None:
+    def __init__(self, mixer: Mixer, norm: nn.Module, dropout: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
         self.norm_mixing = norm
-        self.mixer = mixer
+        self.mixer: Mixer = mixer
         self.dropout = nn.Dropout(dropout) if scale == 1 else ScaledDropout(dropout, scale)
 
     def forward(
@@ -44,15 +47,41 @@ class MixerBlock(nn.Module):
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, continuing from the mixer's `state`; None is the start of a stream.
 
-        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. The list `routing` takes what the
-        router decides, if the block has a mixture of experts.
+        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite. What x has beyond d_model
+        channels is for mixers alone (`Mixer.d_carried`), and passes through the block if its mixer takes none. The list
+        `routing` receives the router's decisions, if the block has a mixture of experts.
         """
-        mixed, state = self.mixer(self.norm_mixing(x), state, **lengths)
-        return x + self.dropout(mixed), state
+        carried = None
+        if x.shape[-1] > self.mixer.d_model:
+            x, carried = x.tensor_split([self.mixer.d_model], -1)
+        mixed, carried, state = self.mix_steps(x, carried, state, lengths)
+        x = self.mix_channels(x + self.dropout(mixed), routing, lengths.get("mask"))
+        return x if carried is None else torch.cat([x, carried], -1), state
+
+    def mix_steps(
+        self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
+    ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
+        """Apply the norm and the time mixing layer; return what it adds, the carried channels and the state."""
+        return self._call_mixer(self.norm_mixing(x), carried, state, lengths)
+
+    def _call_mixer(
+        self, x: Tensor, carried: Tensor | None, state: Any, lengths: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        if carried is None or not self.mixer.d_carried:
+            mixed, state = self.mixer(x, state, **lengths)
+            return mixed, carried, state
+        mixed, state = self.mixer(torch.cat([x, carried], -1), state, **lengths)
+        return *mixed.tensor_split([self.mixer.d_model], -1), state
+
+    def mix_channels(
+        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply the other half of a block, if it has one."""
+        return x
 
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
-        """Multiply the weights that write to the residual stream: a way to start, not to compute."""
+        """Multiply the weights that write to the residual stream; used only for initialisation."""
         feed_forward = getattr(self, "feed_forward", None)
         for part in (self.mixer, feed_forward, getattr(feed_forward, "shared", None)):
             projection = getattr(part, "output_projection", None)
@@ -68,7 +97,7 @@ class Block(MixerBlock):
 
     def __init__(
         self,
-        mixer: nn.Module,
+        mixer: Mixer,
         norm: nn.Module,
         feed_forward: nn.Module,
         norm_feed_forward: nn.Module,
@@ -79,32 +108,30 @@ class Block(MixerBlock):
         self.norm_feed_forward = norm_feed_forward
         self.feed_forward = feed_forward
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: Any = None,
-        routing: list[Routing] | None = None,
-        **lengths: Any,
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply both halves, continuing as `MixerBlock.forward` does."""
-        x, state = super().forward(x, state, **lengths)
-        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
+    def mix_channels(
+        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply the feed-forward network."""
+        mixed: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        return mixed
 
 
 class NormAfterBlock(Block):
     """x = x + norm(TimeMixing(x)); x = x + norm(FFN(x)), as in OLMo 2 (arXiv 2501.00656, section 3.2)."""
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: Any = None,
-        routing: list[Routing] | None = None,
-        **lengths: Any,
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply both halves, continuing as `MixerBlock.forward` does."""
-        mixed, state = self.mixer(x, state, **lengths)
-        x = x + self.dropout(self.norm_mixing(mixed))
-        return x + self.dropout(self.norm_feed_forward(self.feed_forward(x))), state
+    def mix_steps(
+        self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
+    ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
+        """Apply the time mixing layer, then the norm."""
+        mixed, carried, state = self._call_mixer(x, carried, state, lengths)
+        return self.norm_mixing(mixed), carried, state
+
+    def mix_channels(
+        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply the feed-forward network, then the norm."""
+        mixed: Tensor = x + self.dropout(self.norm_feed_forward(self.feed_forward(x)))
+        return mixed
 
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
@@ -116,17 +143,12 @@ class NormAfterBlock(Block):
 class ExpertsBlock(Block):
     """The same with a mixture of experts."""
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: Any = None,
-        routing: list[Routing] | None = None,
-        **lengths: Any,
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply both halves, continuing as `MixerBlock.forward` does."""
-        x, state = MixerBlock.forward(self, x, state, **lengths)
-        mixed = self.feed_forward(self.norm_feed_forward(x), routing, lengths.get("mask"))
-        return x + self.dropout(mixed), state
+    def mix_channels(
+        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply the experts that the router chooses."""
+        mixed: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x), routing, mask))
+        return mixed
 
 
 _BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock}
@@ -135,26 +157,26 @@ _BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock}
 
 @dataclass(frozen=True)
 class LanguageModelConfig(ModelConfig):
-    """A recurrent language model; how many tokens it reads and predicts depends on the data."""
+    """A recurrent language model; the data determine its vocabulary size."""
 
     vocab_size: Size = from_data()
-    """Input tokens; null: as many as the data have."""
+    """Number of input tokens; null: as in the data."""
     output_size: int | None = from_data(optional=True)
-    """Output tokens; null: as many as the data have, or else vocab_size."""
+    """Number of output tokens; null: as in the data, or else vocab_size."""
     n_layer: int = 4
     """Blocks, each a time mixing and a channel mixing layer."""
     d_model: int = 64
     """Channels of the residual stream."""
     d_channel_mixing: int = 128
-    """Hidden channels of the feed-forward networks; 0 for blocks of time mixing alone."""
+    """Hidden channels of the feed-forward networks; 0 for blocks with only time mixing."""
     mixer: str | list[str] = "gateloop"
     """The time mixing layer by its registered name, one for all blocks or one per block; `recurra info` lists them."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
     phase_activation, phase_scale, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
     feed_forward: str | list[str] = "gelu"
-    """The feed-forward networks: "gelu", or with gates "swiglu", "geglu" or "geglu-tanh", which approximates GELU, or
-    "mixture-of-experts"; one for all blocks or one per block."""
+    """The feed-forward networks: "gelu" or "relu-squared", or with gates "swiglu", "geglu" or "geglu-tanh", which
+    approximates GELU, or "mixture-of-experts"; one for all blocks or one per block, where "none" is no network."""
     feed_forward_options: dict[str, Any] = field(default_factory=dict)
     """Options of "mixture-of-experts": n_experts, top_k, d_expert (d_channel_mixing unless given), d_shared,
     shared_gate, router, normalise, scale."""
@@ -164,22 +186,22 @@ class LanguageModelConfig(ModelConfig):
     """Where the norms of a block are: "before" its time mixing and its feed-forward network, or "after" both, as in
     OLMo 2; one for all blocks or one per block. Blocks with "after" need a dense feed-forward network."""
     norm_epsilon: float = 1e-5
-    """What the norms add to the mean square."""
+    """Added to the mean square in the norms."""
     biases: bool = True
     """Give the feed-forward networks and the head biases; experts and a head that is the embedding never have one."""
     tie_embeddings: bool = False
-    """Use the token embedding as the output matrix too."""
+    """Also use the token embedding as the output matrix."""
     embedding_scale: float = 1.0
-    """What embedded tokens are multiplied by."""
+    """Multiplies embedded tokens."""
     residual_scale: float = 1.0
-    """What each half of a block multiplies by what it adds, in training and after it."""
+    """Multiplies what each half of a block adds, in training and afterwards."""
     residual_init_scale: float = 1.0
-    """What the last weights of each half of a block are multiplied by at the start: those of the feed-forward network
-    and of the mixer's output projection, where it has one. At 0 such blocks begin as the identity."""
+    """Multiplies the initial last weights of each half of a block: those of the feed-forward network and of the mixer's
+    output projection, if it has one. With 0, such blocks begin as the identity."""
     embedding_norm: bool = False
-    """Normalise embedded tokens, as RWKV-4 does."""
+    """Normalise embedded tokens, as RWKV does."""
     logit_scale: float = 1.0
-    """What the logits are multiplied by, before they are bounded."""
+    """Multiplies the logits, before they are bounded."""
     logit_cap: float | None = None
     """Bound of the logits, cap * tanh(logit / cap); none if None."""
     dropout: float = 0.0
@@ -218,9 +240,9 @@ class LanguageModelConfig(ModelConfig):
         is_one = isinstance(networks, str) and isinstance(places, str)
         pairs = [(networks, places)] if is_one else list(zip(self.feed_forwards, self.norm_places))
         for name, place in pairs:
-            choose("feed_forward", FEED_FORWARDS, name)
+            choose("feed_forward", {**FEED_FORWARDS, "none": None}, name)
             choose("norm_place", _BLOCKS, place)
-            is_dense = self.d_channel_mixing > 0 and name != "mixture-of-experts"
+            is_dense = self.d_channel_mixing > 0 and name not in ("none", "mixture-of-experts")
             require(is_dense or place == "before", "norm_place", place, "'before' without a dense feed-forward network")
         names = [name for name, _ in pairs]
         applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
@@ -273,8 +295,11 @@ class LanguageModel(LanguageModelShell):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             _block(create_mixer(name, config.d_model, **options), feed_forward, place, config)
-            for (name, options), feed_forward, place in zip(config.mixers, config.feed_forwards, config.norm_places)
+            for (name, options), feed_forward, place in zip(
+                _numbered(config.mixers), config.feed_forwards, config.norm_places
+            )
         )
+        self.d_carried = max(cast(MixerBlock, block).mixer.d_carried for block in self.blocks)
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
@@ -288,7 +313,7 @@ class LanguageModel(LanguageModelShell):
 
     @property
     def kind(self) -> str:
-        """What tables of models call it."""
+        """The model's name in tables."""
         return f"language model ({', '.join(dict.fromkeys(name for name, _ in self.config.mixers))})"
 
     def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
@@ -302,8 +327,11 @@ class LanguageModel(LanguageModelShell):
         """Run the stack of mixers and the final norm."""
         n_layer = len(self.blocks)
         layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
+        if self.d_carried:
+            x = functional.pad(x, (0, self.d_carried))
         x, next_layers = self.run_blocks(x, layers, **options)
-        return mask_fill(self.norm(x), options.get("mask"), 0), LanguageModelState(next_layers)
+        x = self.norm(x[..., : self.config.d_model])
+        return mask_fill(x, options.get("mask"), 0), LanguageModelState(next_layers)
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Return -log softmax(head(hidden))[target]."""
@@ -323,13 +351,22 @@ class LanguageModel(LanguageModelShell):
             block.mixer.require_state(layer, batch)  # type: ignore[operator, union-attr]
 
     def why_not_exportable(self) -> str:
-        """Ask the mixers."""
+        """Return the first mixer's reason; empty if all mixers can be exported."""
         for number, block in enumerate(self.blocks):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
             if isinstance(block, ExpertsBlock):
                 return f"block {number} chooses experts, and what it computes depends on the numbers in it"
         return ""
+
+
+def _numbered(mixers: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tell each mixer that has an option `layer` which of its name it is, from 1, if there are several."""
+    names, counts = [name for name, _ in mixers], Counter[str]()
+    for name, options in mixers:
+        counts[name] += 1
+        is_numbered = names.count(name) > 1 and "layer" in mixer_options(name)
+        yield name, {**options, "layer": counts[name]} if is_numbered else options
 
 
 def _embedding(config: LanguageModelConfig) -> nn.Embedding:
@@ -342,9 +379,9 @@ def _norm(config: LanguageModelConfig) -> nn.Module:
     return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
 
 
-def _block(mixer: nn.Module, feed_forward: str, place: str, config: LanguageModelConfig) -> MixerBlock:
+def _block(mixer: Mixer, feed_forward: str, place: str, config: LanguageModelConfig) -> MixerBlock:
     added = (config.dropout, config.residual_scale)
-    if config.d_channel_mixing == 0:
+    if config.d_channel_mixing == 0 or feed_forward == "none":
         return MixerBlock(mixer, _norm(config), *added)
     kind = FEED_FORWARDS[feed_forward]
     is_mixture = kind is MixtureOfExperts

@@ -107,7 +107,7 @@ class ModelConfig:
         return replace(self, **found)
 
     def require_sizes(self) -> None:
-        """Refuse to make a model while a size is missing. Raises ValueError."""
+        """Refuse to create a model if a size is missing. Raises ValueError."""
         given = self.given_sizes()
         for each in fields(self):
             if "from_data" in each.metadata and not each.metadata["optional"] and each.name not in given:
@@ -115,7 +115,7 @@ class ModelConfig:
                 raise ValueError(sentence(each.name, None, expected, "set it, or fill in the data's with with_sizes"))
 
     def build(self, sizes: DataSizes | VideoSizes) -> Any:
-        """Make the model for the sizes of its data, with fresh weights.
+        """Create the model for the sizes of its data, with newly initialised weights.
 
         Raises TypeError or ValueError if the sizes are those of other data, or the weights do not fit in memory.
         """
@@ -126,7 +126,7 @@ class ModelConfig:
         return entry.make(self.with_sizes(sizes))
 
     def without_sizes(self) -> dict[str, Any]:
-        """Return what a recipe sets to get this configuration, as plain data."""
+        """Return the recipe settings for this configuration, as plain data."""
         sizes = self.sizes_from_data()
         return {name: value for name, value in asdict(self).items() if name not in sizes}
 
@@ -191,7 +191,7 @@ def list_models(reads: type | None = None) -> list[ModelEntry]:
 
 
 def find_model(name: str) -> ModelEntry:
-    """Return the entry of a model by its name. Raises ValueError, with the names that exist, if there is none."""
+    """Return the entry of a model by name. Raises ValueError, with the valid names, if there is none."""
     return _models[name]
 
 

@@ -214,7 +214,7 @@ class LanguageModelShell(nn.Module, ABC):
         y, state = self._run(tokens, state, entering=entering, **lengths)
         n_layer = len(self.blocks)
         # A model that reads segments runs its blocks once for each.
-        depths = [torch.cat(entering[block::n_layer] or [y], 1) for block in range(n_layer)]
+        depths = [torch.cat(entering[block::n_layer] or [y], 1)[..., : y.shape[-1]] for block in range(n_layer)]
         return mask_fill(torch.stack([*depths, y], 2), lengths.get("mask"), 0), state
 
     @property

@@ -29,21 +29,21 @@ _LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(TransformerConfig):
-    """A Transformer-XL; the defaults are the published 151M model's, less its cutoffs. d_model must be even."""
+    """A Transformer-XL; the defaults are the published 151M model's, without its cutoffs. d_model must be even."""
 
     mem_len: int | None = None
-    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments, None for as
-    many as a segment has steps."""
+    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments, None as many
+    as a segment has steps."""
     same_length: bool = False
     """Every step sees the last mem_len steps, itself included, not the whole memory and its segment."""
     clamp_len: int | None = None
     """Larger distances are encoded as this one; None for no limit."""
     share_biases: bool = True
-    """One pair of attention biases u and v for all layers, as published, not one per layer."""
+    """Share one pair of attention biases u and v between all layers, as published, instead of one pair per layer."""
     d_embedding: int | None = None
     """Channels of the embedding's first cluster; d_model if None."""
     div_val: int = 1
-    """What the channels of the embedding are divided by from cluster to cluster."""
+    """Divides the channels of the embedding from cluster to cluster."""
     tie_projections: list[bool] | None = None
     """For every cluster: use the embedding's projection as the output's; all but the first, as published, if None.
     It matters if there are projections: with another d_embedding than d_model, or a div_val above 1."""
@@ -85,9 +85,9 @@ class TransformerXLState(NamedTuple):
 class TransformerXL(EncodedShell):
     """Adaptive embedding, blocks of relative attention with a memory of hidden states, adaptive softmax.
 
-    The segment, which training feeds at once in the published code, depends on the position in the stream here: it
-    begins at the multiples of `segment_length`. Within a segment gradients flow from call to call as the caller wants;
-    no gradient flows into the memory (section 3.2). Fed whole segments, it computes what the published code does.
+    In the published code, training feeds one segment at once. Here, segments depend on the position in the stream: they
+    begin at multiples of `segment_length`. Within a segment, the caller decides whether gradients flow between calls;
+    no gradient flows into the memory (section 3.2). With whole segments, the results equal the published code's.
 
     Args:
         config: the model's shape.
@@ -120,9 +120,10 @@ class TransformerXL(EncodedShell):
         return self.kind if self.config.mem_len in (0, self.config.segment_length) else None
 
     def with_lengths(self, **lengths: Any) -> "TransformerXL":
-        """Return the same model, weights shared, with other lengths: evaluation often wants a longer memory.
+        """Return the same model, with shared weights and different lengths: evaluation often uses a longer memory.
 
-        Its states are its own. Raises TypeError for another name, ValueError for a length out of range.
+        The two models' states are not interchangeable. Raises TypeError for an unknown name, ValueError for a length
+        out of range.
         """
         if unknown := [name for name in lengths if name not in _LENGTHS]:
             raise TypeError(f"lengths has {', '.join(unknown)}; expected only {', '.join(_LENGTHS)}")

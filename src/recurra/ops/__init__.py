@@ -1,1 +1,1 @@
-"""Operators: one front door each, a reference in plain torch, kernels for CPUs and GPUs."""
+"""Operators: one public function each, a reference in plain torch, and kernels for CPUs and GPUs."""

@@ -1,16 +1,16 @@
 """The choice of a token for each row of logits, without sorting a vocabulary.
 
-A row is read once for its largest logit; a greedy one takes the first place that holds it. Any other is divided by its
-temperature and goes through its filters:
+A row is read once for its largest logit; a greedy one takes the first token with this logit. Any other row is divided
+by its temperature and filtered:
 
 - top-k: the largest logits of short blocks give a lower bound of the k-th largest one, and only blocks that reach it
   are looked at again;
 - top-p: the weights are summed by value in a histogram, and only the values in one of its bins are sorted;
-- the token is the first whose running sum of weights is beyond a share of their total, found block by block.
+- the token is the first whose running sum of weights exceeds a share of their total, found block by block.
 
 Weights are exponentials in float64, so they and their sums agree with the plain form, `recurra.streams.sampling`, to
-about 1e-15: a choice differs from it only where the drawn share falls that close to the border between two tokens. A
-row's token depends on nothing but the row: every sum has an order of its own.
+about 1e-15: a choice differs only if the drawn share is that close to the border between two tokens. A row's token
+depends only on the row: the order of every sum is fixed.
 """
 
 import math
@@ -18,10 +18,10 @@ import math
 import numpy as np
 from numba import prange
 
-from recurra.ops._toolkit.launch import Kernel, compile_function, compile_inline
+from recurra.ops._toolkit.launch import LoopKernel, compile_inline, compile_part
 
 _NOTHING = -1
-"""Written for a row that has no token to choose."""
+"""Result for a row that has no token to choose."""
 _BLOCK = 1024  # weights that are summed together
 _SHORT = 32  # logits of a block whose largest is found
 _LANES = 8  # sums that run side by side
@@ -36,10 +36,28 @@ _LOWEST = -700.0  # the exponential of less is 0 here
 _TERMS = np.array([1 / math.factorial(n) for n in range(14)])
 
 
+# loops in place of what numpy has for them, each of which would take a quarter of a second to compile
+
+
+@compile_inline
+def _fill(values, number):  # type: ignore[no-untyped-def]
+    for i in range(len(values)):
+        values[i] = number
+
+
+@compile_inline
+def _most(values):  # type: ignore[no-untyped-def]
+    most = values[0]
+    for i in range(1, len(values)):
+        most = values[i] if values[i] > most else most
+    return most
+
+
 @compile_inline
 def _largest(row):  # type: ignore[no-untyped-def]
     """The largest number; NaN if there is one."""
-    running, n_nan = np.full(_SHORT, -np.inf, row.dtype), 0
+    running, n_nan = np.empty(_SHORT, row.dtype), 0
+    _fill(running, -np.inf)
     stop = len(row) - len(row) % _SHORT
     for start in range(0, stop, _SHORT):
         part = row[start : start + _SHORT]
@@ -49,7 +67,7 @@ def _largest(row):  # type: ignore[no-untyped-def]
         running[0] = max(running[0], row[i])
     for i in range(len(row)):
         n_nan += row[i] != row[i]
-    return running.max() if n_nan == 0 else row.dtype.type(np.nan)
+    return _most(running) if n_nan == 0 else row.dtype.type(np.nan)
 
 
 @compile_inline
@@ -72,7 +90,9 @@ def _first_place(row, value):  # type: ignore[no-untyped-def]
 @compile_inline
 def _extent(values):  # type: ignore[no-untyped-def]
     """The largest value and the smallest finite one, halved, so that their distance is finite."""
-    high, low, half = np.full(_LANES, -np.inf), np.full(_LANES, np.inf), 0.5
+    high, low, half = np.empty(_LANES), np.empty(_LANES), 0.5
+    _fill(high, -np.inf)
+    _fill(low, np.inf)
     stop = len(values) - len(values) % _LANES
     for start in range(0, stop, _LANES):
         some = values[start : start + _LANES]
@@ -84,7 +104,9 @@ def _extent(values):  # type: ignore[no-untyped-def]
         x = half * values[i]
         high[0] = max(high[0], x)
         low[0] = x if x < low[0] and x > -np.inf else low[0]
-    return high.max(), low.min()
+    for lane in range(_LANES):
+        low[0] = low[lane] if low[lane] < low[0] else low[0]
+    return _most(high), low[0]
 
 
 @compile_inline
@@ -94,7 +116,7 @@ def _put_in_bins(values, high, scale, bins):  # type: ignore[no-untyped-def]
         bins[i] = np.int32(below if below < _BINS - 1 else _BINS - 1)
 
 
-@compile_function
+@compile_part
 def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
     """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1."""
     some, weighs = values, weights
@@ -104,7 +126,7 @@ def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
         if not high - low > _CLOSE:
             return some.dtype.type(2 * low if low < np.inf else -np.inf)
         _put_in_bins(some, high, (_BINS - 1) / (high - low), bins)
-        held[:] = 0.0
+        _fill(held, 0.0)
         for i in range(len(some)):  # neighbours add to different numbers, so that none waits for the other
             held[_SIDES * bins[i] + i % _SIDES] += weighs[i] if len(weighs) else 1.0
         chosen, reached = 0, before
@@ -143,7 +165,7 @@ def _kept(values, smallest, places):  # type: ignore[no-untyped-def]
     return n
 
 
-@compile_function
+@compile_part
 def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
     """Keep the k largest values, and those that equal the last of them, at the front, in order; give their number."""
     n, none = len(values), np.empty(0)
@@ -152,7 +174,7 @@ def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
         return _kept(values, _value_at(values, none, k), places)
     n_blocks = 0
     for block in range(len(tops)):
-        tops[block] = values[block * _SHORT : (block + 1) * _SHORT].max()
+        tops[block] = _most(values[block * _SHORT : (block + 1) * _SHORT])
         n_blocks += tops[block] > -np.inf
     # k blocks reach that, and so do k values at least; if fewer have a token that is not ruled out, all are looked at
     enough = _value_at(tops, none, k) if n_blocks >= k else values.dtype.type(-np.inf)
@@ -208,14 +230,16 @@ def _sums(weights, sums):  # type: ignore[no-untyped-def]
     for block in range(len(sums)):
         part = weights[block * _BLOCK : (block + 1) * _BLOCK]
         stop = len(part) - len(part) % _LANES
-        running[:] = 0.0
+        _fill(running, 0.0)
         for start in range(0, stop, _LANES):
             some = part[start : start + _LANES]
             for lane in range(_LANES):
                 running[lane] += some[lane]
         for i in range(stop, len(part)):
             running[0] += part[i]
-        sums[block] = running.sum()
+        sums[block] = 0.0
+        for lane in range(_LANES):
+            sums[block] += running[lane]
         whole += sums[block]
     return whole
 
@@ -246,7 +270,7 @@ def _place_of(weights, sums, share):  # type: ignore[no-untyped-def]
 # --- rows ---
 
 
-@compile_function
+@compile_part
 def _drawn(row, largest, temperature, k, p, below, share):  # type: ignore[no-untyped-def]
     """Draw a token of a row; `below` is how far under the largest a value may lie."""
     n = len(row)
@@ -285,4 +309,4 @@ def _choose(logits, temperatures, ks, ps, belows, shares, tokens):  # type: igno
             )
 
 
-choose_kernel = Kernel(_choose)
+choose_kernel = LoopKernel(_choose)

@@ -1,4 +1,4 @@
-"""How a stream is continued: settings, the choice of one token after the other, and the text that they make."""
+"""How a stream is continued: settings, the choice of each token, and the resulting text."""
 
 import operator
 from collections import Counter
@@ -17,24 +17,24 @@ from recurra.streams.sampling import SamplingConfig, TokenChoice, choose, distri
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """How one stream is continued; the default draws from the model's own probabilities without end.
+    """How one stream is continued; the default draws from the model's own probabilities without a limit.
 
     Raises:
         TypeError: `max_tokens` or one of `stop_tokens` is not a whole number.
-        ValueError: `max_tokens` is below 1, or `stop` is one text.
+        ValueError: `max_tokens` is below 1, or `stop` is a single string.
     """
 
     max_tokens: int | None = None
-    """Maximum number of tokens; None for a stream without end."""
+    """Maximum number of tokens; None for no limit."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """How each token is chosen."""
     seed: int | torch.Generator = 0
     """Seed of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
     tokens."""
     stop_tokens: Collection[int] = ()
-    """Tokens to end after; the one that ends the stream is given out too."""
+    """Generation ends after any of these tokens, which is also yielded."""
     stop: Sequence[str] = ()
-    """Texts to end at, for generated text only: the first to appear is left out. The stream has read it."""
+    """Texts to stop at, for generated text only. The first to appear is left out, but the stream has read it."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -51,7 +51,7 @@ class GenerationConfig:
 
 
 class Generation:
-    """The choices of one stream that is being continued.
+    """The token choices of one stream that is being continued.
 
     Args:
         config: how to continue it.
@@ -66,11 +66,11 @@ class Generation:
 
     @property
     def n_left(self) -> int | None:
-        """How many tokens are left to choose; None without end."""
+        """Number of tokens left to choose; None for no limit."""
         return None if self.config.max_tokens is None else self.config.max_tokens - self.n_tokens
 
     def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
-        """Choose the next token after the logits; `is_over` tells whether it is the last."""
+        """Choose the next token after the logits; `is_over` says whether it is the last."""
         (token,) = choose_all([self], logits[None], [recent])
         return token
 
@@ -81,12 +81,12 @@ class Generation:
     def distribution(
         self, logits: Float[Tensor, " V"], recent: Sequence[int], drafted: Sequence[int] = ()
     ) -> Float[Tensor, " V"]:
-        """Give the probabilities of the next token after `recent`, whose end are `drafted`, which do not count yet."""
+        """Return the next token's probabilities after `recent`, which ends with `drafted`, which do not count yet."""
         choice = self.token_choice(recent)._replace(counts=self.counts + Counter(drafted))
         return distribution(logits, choice.config, *choice.past(len(logits)))
 
     def count(self, token: int) -> None:
-        """Count a token that was chosen; `is_over` tells whether it is the last."""
+        """Count a chosen token; `is_over` says whether it is the last."""
         self.n_tokens += 1
         if self.config.sampling.counts_tokens:
             self.counts[token] += 1
@@ -113,7 +113,7 @@ _LONGEST = 3  # bytes of an incomplete letter
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns text into tokens and back. It may also have `start`: the tokens in front of a text, as Gemma's <bos>."""
+    """Turns text into tokens and back. It may also have `start`: tokens to put before a text, such as Gemma's <bos>."""
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +132,8 @@ class Tokenizer(Protocol):
 def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Turn a text at the start of a stream into tokens: (n,) int64.
 
-    They are those of `tokenizer.encode`, after the tokenizer's start unless the text has it. An empty text has none.
+    They are the tokens of `tokenizer.encode`, preceded by the tokenizer's start unless the text has it. An empty text
+    has no tokens.
     """
     tokens = tokenizer.encode(text)
     start = start_of(tokenizer)
@@ -147,15 +148,15 @@ def first_tokens(tokenizer: Tokenizer) -> list[int]:
 
 
 def start_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens in front of a text; most tokenizers have none."""
+    """Return the tokens to put before a text; most tokenizers have none."""
     return getattr(tokenizer, "start", ())
 
 
 class TextPieces:
-    """The text of a stream of tokens, piece by piece; together the pieces are what all tokens decode to.
+    """The text of a stream of tokens, piece by piece; joined, the pieces are the decoded text of all tokens.
 
-    A token of a byte-pair encoding may end inside a letter: the piece is then held back until the letter is complete.
-    Only the last few tokens are kept, however long the stream is.
+    A byte-pair token may end inside a character; the piece is then withheld until the character is complete.
+    Only the last few tokens are stored, for a stream of any length.
 
     Args:
         tokenizer: decodes the tokens.
@@ -174,7 +175,7 @@ class TextPieces:
         self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), None)
 
     def add(self, token: int) -> str:
-        """Give the text that the next token settles; often "" inside a letter of several bytes."""
+        """Return the text completed by the next token; often "" inside a character of several bytes."""
         settled = _settled(self._text()) if self._given is None else self._given
         self._window.append(token)
         text = self._text()
@@ -190,7 +191,7 @@ class TextPieces:
         return now[len(settled) :]
 
     def flush(self) -> str:
-        """Give what is still held back at the end: a letter that was never completed, as U+FFFD."""
+        """Return the text still withheld at the end: a character that was never completed, as U+FFFD."""
         text = self._text()
         return text[len(_settled(text) if self._given is None else self._given) :]
 
@@ -239,7 +240,7 @@ class _StopText:
 
 
 class GeneratedText:
-    """The text of generated tokens up to a stop: `TextPieces` passed on by a `StopText`.
+    """The text of generated tokens up to a stop text: `TextPieces` followed by a `StopText`.
 
     Args:
         tokenizer: decodes the tokens.

@@ -1,7 +1,7 @@
-"""From logits to the next token: settings, the functions that they stand for, and the choice itself.
+"""From logits to the next token: settings, their functions, and the choice itself.
 
 `sample` is the plain form, in torch and on any device. `choose` chooses the same tokens, faster, for a batch of streams
-that each have their own settings.
+with separate settings.
 """
 
 import math
@@ -36,17 +36,17 @@ class SamplingConfig:
     repetition_penalty: float = 1.0
     """Above 1, recent tokens become less likely (see `penalise_repetition`)."""
     repetition_window: int = RECENT_TOKENS
-    """How many of the last tokens, read or generated, count as recent; at most 64."""
+    """Number of last tokens, read or generated, that count as recent; at most 64."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of all tokens that were generated so far (see `penalise_generated`)."""
+    """Subtracted from the logits of all tokens generated so far (see `penalise_generated`)."""
     frequency_penalty: float = 0.0
-    """Subtracted from their logits once for each time that they were."""
+    """Subtracted from the logits of these tokens once for each occurrence."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the likeliest token."""
     top_k: int | None = None
     """Draw from the k likeliest tokens."""
     top_p: float | None = None
-    """Draw from the likeliest tokens that together hold this share of the probability."""
+    """Draw from the likeliest tokens that together have this share of the probability."""
     min_p: float | None = None
     """Draw from the tokens at least this many times as likely as the likeliest one, both after the temperature."""
 
@@ -242,9 +242,9 @@ def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[T
     """Draw a token from softmax(logits); a logit of -inf is never drawn.
 
     One number u in [0, 1) is drawn for each row, and the token is the first one at which the sum of the probabilities,
-    in float64 and in the vocabulary's order, is beyond u.
+    in float64 and in the vocabulary's order, exceeds u.
 
-    The generator, on the logits' device, is the only source of chance: equal logits and seeds give equal tokens.
+    The generator, on the logits' device, is the only source of randomness: equal logits and seeds give equal tokens.
 
     Raises:
         ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
@@ -268,8 +268,8 @@ def _require_a_distribution(logits: Tensor) -> None:
 class TokenChoice(NamedTuple):
     """How to choose the next token of one stream of a batch.
 
-    `generator`, on the CPU, is the only source of chance; `recent` are the last tokens, for the repetition penalty, and
-    `counts` says how often each token was generated, for the penalties that count.
+    `generator`, on the CPU, is the only source of randomness. `recent` contains the last tokens, for the repetition
+    penalty, and `counts` how often each token was generated, for the other penalties.
     """
 
     config: SamplingConfig
@@ -290,16 +290,16 @@ class TokenChoice(NamedTuple):
 def choose(
     logits: Float[Tensor, "B V"], choices: Sequence[TokenChoice], *, backend: str = "auto"
 ) -> list[int | ValueError]:
-    """Choose a token for each stream; the other streams of the batch make no difference to it.
+    """Choose a token for each stream, independently of the other streams in the batch.
 
     Args:
         logits: after the last token of each stream.
         choices: how to choose for each.
-        backend: "numba" runs one kernel over all streams, "reference" `sample` for one after the other; "auto" takes
-            the kernel where Numba is installed. Their tokens differ only where rounding decides.
+        backend: "numba" runs one kernel over all streams, "reference" runs `sample` for each stream in turn; "auto"
+            uses the kernel if Numba is installed. Their tokens differ only if rounding decides.
 
     Returns:
-        A token for every stream, or the error of one that has none to choose (see `draw`).
+        A token for every stream, or an error if it has no token to choose (see `draw`).
     """
     logits = logits.detach().cpu()
     if choose_backend(backend, logits.device) == "reference":
@@ -328,15 +328,15 @@ def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
         else 0.0
         for choice in choices
     ]
-    tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
+    rows, tokens = _penalised_rows(logits, choices).contiguous().numpy(), np.empty(n_rows, np.int64)
     choose_kernel(
-        _penalised_rows(logits, choices).contiguous().numpy(),
-        torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
-        torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
-        torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
-        torch.tensor(belows, dtype=logits.dtype, device="cpu").numpy(),
-        torch.tensor(shares, dtype=torch.float64, device="cpu").numpy(),
-        tokens.numpy(),
+        rows,
+        np.array(temperatures, rows.dtype),
+        np.array(ks, np.int64),
+        np.array(ps, np.float64),
+        np.array(belows, rows.dtype),
+        np.array(shares, np.float64),
+        tokens,
         jobs=n_rows,
         work=n_rows * n_words,
     )

@@ -24,7 +24,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ModelIdentity(NamedTuple):
-    """What a saved state records about its model.
+    """The model's identity, recorded in a saved state.
 
     kind: the name of its class.
     config: its `config`, a dataclass, as plain data; None if it has none.
@@ -37,7 +37,7 @@ class ModelIdentity(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelIdentity":
-        """Give a model's identity; this reads every weight once."""
+        """Return a model's identity; this reads every weight once."""
         return cls(type(model).__name__, _plain(getattr(model, "config", None)), weights_fingerprint(model))
 
     def difference(self, other: "ModelIdentity") -> str | None:
@@ -56,8 +56,8 @@ class ModelIdentity(NamedTuple):
 def weights_fingerprint(model: nn.Module) -> str:
     """Digest the names, types and shapes of all weights and buffers, and the sum of each one's bits.
 
-    The bits are summed as integers, which is quick, exact and the same on every device. A training step changes the
-    sums, and so does rounding to another type; swapping weights within one tensor does not.
+    The bits are summed as integers, which is fast, exact and the same on every device. A training step or rounding to
+    another type changes the sums; swapping weights within a tensor does not.
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
@@ -88,7 +88,7 @@ class StreamState(NamedTuple):
     model_state: the model's state, of batch 1.
     logits: after the last token; None at the start.
     recent: the last tokens, oldest first, at most `RECENT_TOKENS`.
-    position: how many tokens the stream has read.
+    position: number of tokens read.
     """
 
     model_state: Any = None
@@ -97,7 +97,7 @@ class StreamState(NamedTuple):
     position: int = 0
 
     def after(self, tokens: Int[Tensor, " L"], logits: Float[Tensor, " V"], model_state: Any) -> "StreamState":
-        """Give the stream after it has read `tokens`, at least one, which led to `logits` and `model_state`."""
+        """Return the stream after reading `tokens`, at least one, which led to `logits` and `model_state`."""
         recent = (*self.recent, *tokens[-RECENT_TOKENS:].tolist())[-RECENT_TOKENS:]
         return StreamState(model_state, logits, recent, self.position + len(tokens))
 
@@ -110,10 +110,10 @@ _METADATA = "recurra"  # a single entry: safetensors keeps several in no fixed o
 
 
 class Snapshot(NamedTuple):
-    """A stream at one moment. What the stream does later does not change it.
+    """A stream at one moment. Later calls of the stream do not change it.
 
     stream: everything that its next step depends on.
-    model: the model that it runs through.
+    model: its model.
     """
 
     stream: StreamState
@@ -121,7 +121,7 @@ class Snapshot(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of state, logits, recent tokens and position; for a recurrence constant along the stream."""
+        """Bytes of state, logits, recent tokens and position; constant along the stream for a recurrence."""
         return n_bytes((self.stream.model_state, self.stream.logits)) + (RECENT_TOKENS + 1) * 8
 
 
@@ -132,11 +132,11 @@ def require_same_model(found: ModelIdentity, model: ModelIdentity, what: str) ->
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write a safetensors file, whole or not at all. Raises OSError.
+    """Write a safetensors file, completely or not at all. Raises OSError.
 
-    It holds the tensors `position`, `recent` (the last tokens, preceded by -1 where the stream has fewer), `logits` and
-    `state.0`, `state.1` and so on, depth first. Its metadata hold, as JSON, the format, the model, the structure of the
-    state and a digest. Numbers have a fixed width, so the size of the file does not depend on the stream's length.
+    It contains the tensors `position`, `recent` (the last tokens, padded with -1 in front), `logits` and `state.0`,
+    `state.1` and so on, depth first. Its metadata contain, as JSON, the format, the model, the structure of the state
+    and a digest. Numbers have a fixed width, so the size of the file does not depend on the stream's length.
     """
     stream = snapshot.stream
     recent = [-1] * (RECENT_TOKENS - len(stream.recent)) + list(stream.recent)
@@ -160,7 +160,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
-    """Read for `model`, of the given identity, what `write_snapshot` wrote."""
+    """Read a file written by `write_snapshot`, for `model` with the given identity."""
     tensors, metadata = read_safetensors(path, _SAVED)
     content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}", allow_nan=True)
     if content.get("format") != _FORMAT:

@@ -17,8 +17,8 @@ from recurra.streams.continuation import GeneratedText, Generation, GenerationCo
 from recurra.streams.stream import Continued, Input, Mark, Stream, feed_last
 
 _LONGEST_UNREAD = 32
-"""How many tokens are read again in front of a draft, at most. More are read by themselves, once: without an end to
-them, a text whose drafts are rejected again and again would be read from its start in every call."""
+"""Maximum number of tokens to reread before a draft. More are read separately, once: without this limit, a text with
+many rejected drafts would be read from its start in every call."""
 
 
 class _Read(NamedTuple):
@@ -112,7 +112,7 @@ class Drafts:
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of drafted tokens that was accepted; NaN if there are none."""
+        """The share of drafted tokens that were accepted; NaN if none were drafted."""
         return self.n_accepted / self.n_drafted if self.n_drafted else float("nan")
 
 
@@ -124,17 +124,17 @@ class Speculation(Continued):
         text = "".join(speculation.generate_text(100))
         print(speculation.drafts.acceptance_rate)
 
-    In each round, the draft model chooses a few tokens one by one, the model reads them in one call, and a rule accepts
-    as many as leave its own distribution unchanged: the tokens have the same distribution as those of
+    In each round, the draft model chooses a few tokens one by one, and the model reads them in one call. A rule then
+    accepts as many as leave the model's distribution unchanged: the tokens have the same distribution as those of
     `Stream.generate`, and at temperature 0 they are the same, up to rounding of the logits. After a rejection, the
-    stream returns to the state before the call and reads the accepted tokens again together with the next draft.
+    stream returns to the state before the call and rereads the accepted tokens together with the next draft.
 
     The same seed gives the same tokens again, but not the same as without drafts. When the iterator of `generate` has
-    ended or is closed, the stream has read all tokens that were yielded; until then, it may be behind.
+    ended or is closed, the stream has read all yielded tokens; until then, it may be behind.
 
     Args:
-        stream: the stream to continue; it may have read something.
-        draft: a stream of the draft model, of the same vocabulary. If it has read nothing, it starts with the recent
+        stream: the stream to continue; it may already have read tokens.
+        draft: a stream of the draft model, with the same vocabulary. If it has read nothing, it starts with the recent
             tokens of `stream`.
         n_drafted: number of tokens per draft.
 
@@ -158,11 +158,11 @@ class Speculation(Continued):
 
     @property
     def position(self) -> int:
-        """How many tokens the stream has read."""
+        """Number of tokens read."""
         return self.stream.position
 
     def feed(self, what: Input) -> Float[Tensor, " V"]:
-        """Let both streams read, and give the model's logits after the last token. Raises what `Stream.feed` raises."""
+        """Feed both streams and return the model's logits after the last token. Raises what `Stream.feed` raises."""
         tokens = self.stream.encode(what)
         self._catch_up()
         logits = self.stream.feed(tokens)
@@ -220,11 +220,11 @@ def accept(
 ) -> tuple[int, int]:
     """Accept as many drafted tokens as leave the model's distribution unchanged, and choose the token after them.
 
-    Token i is accepted with probability min(1, p_i / q_i). The one after the last that is accepted is drawn from
-    max(p - q, 0), normalised, if a token was rejected there, and from p if none was (Leviathan et al., algorithm 1).
+    Token i is accepted with probability min(1, p_i / q_i). The token after the last accepted one is drawn from
+    max(p - q, 0), normalised, if a token was rejected there, and otherwise from p (Leviathan et al., algorithm 1).
 
-    `draft_shares` are the probabilities q of K drafted tokens, `shares` the model's p for each of them and for the
-    token after all. The generator, on the CPU, is the only source of chance.
+    `draft_shares` are the probabilities q of K drafted tokens, and `shares` are the model's p for each of them and for
+    the token after them. The generator, on the CPU, is the only source of randomness.
 
     Returns:
         the number of accepted tokens, and the token after them.

@@ -35,13 +35,13 @@ from recurra.streams.snapshot import (
 )
 
 _TOKENS_PER_CALL = 4096
-"""Maximum number of tokens, over all streams, that a model gets in one call: it bounds the memory that a text takes."""
+"""Maximum number of tokens, over all streams, in one call of the model: it bounds the memory for a text."""
 Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
 """What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
 
 
 class Mark(NamedTuple):
-    """A position in a stream of `model` to go back to. It refers to the state, so it costs no memory of its own."""
+    """A position in a stream of `model` to return to. It refers to the state, so it needs no extra memory."""
 
     stream: StreamState
     model: nn.Module
@@ -168,7 +168,7 @@ class Stream(Continued):
     def rewind(self, mark: Mark) -> None:
         """Go exactly to a mark, earlier or later, of this stream or of any other stream of the same model object.
 
-        Raises TypeError if it is no mark, and ValueError if it is a mark in a stream of another model.
+        Raises TypeError if it is not a mark, and ValueError if it is a mark in a stream of another model.
         """
         if not isinstance(mark, Mark):
             raise TypeError(sentence("mark", kind_of(mark), "a mark that stream.mark() returned"))
@@ -247,7 +247,7 @@ class Stream(Continued):
             yield token
 
     def snapshot(self) -> Snapshot:
-        """Return the stream's current state as a value that later calls do not change."""
+        """Return the stream's current state as a value that later calls never change."""
         return Snapshot(self._now, self._model_identity())
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -256,7 +256,7 @@ class Stream(Continued):
         self._now = snapshot.stream
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the stream's snapshot as a safetensors file, whole or not at all. Raises OSError."""
+        """Write the stream's snapshot as a safetensors file, completely or not at all. Raises OSError."""
         write_snapshot(Path(path), self.snapshot())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -316,12 +316,11 @@ def _parts(model: nn.Module, tokens: Tensor) -> tuple[Callable[..., tuple[Tensor
 def feed_together(
     model: nn.Module, texts: Sequence[Int[Tensor, " _"]], states: Sequence[Any]
 ) -> list[tuple[Float[Tensor, " V"], Any]]:
-    """Feed several streams at least one token each, batched as far as possible; give each one's last logits and state.
+    """Feed several streams at least one token each, batched where possible; return each one's last logits and state.
 
-    Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
-    text: all states of a recurrence, and those of a segment-level model at the same position in the segment. Results
-    agree with those of a stream alone to the precision of the model's arithmetic: products of several rows round
-    differently.
+    Streams form a batch if their states have the same layout: all streams of a recurrence, and those of a segment-level
+    model at the same position in the segment. The batch shrinks whenever a stream reaches the end of its text. Results
+    agree with those of a single stream up to rounding: products of several rows round differently.
     """
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))  # the shortest text first
     results: dict[int, tuple[Tensor, Any]] = {}
@@ -423,15 +422,15 @@ class Streams(Mapping[Hashable, Stream]):
         return {name: logits[name] for name in inputs}
 
     def generate(self, configs: Mapping[Hashable, GenerationConfig]) -> Iterator[dict[Hashable, int]]:
-        """Continue several streams side by side, in rounds: one token for each stream that has not ended.
+        """Continue several streams at once, in rounds: one token for each stream that has not ended.
 
-        Each stream chooses with its own settings and seed and gets the tokens that `Stream.generate` would give it
-        alone, as far as the model's arithmetic is the same (see `feed`). All have read their tokens before a round is
-        given out. Between rounds streams may be fed, opened and closed; one that is closed takes no further part.
+        Each stream has its own settings and seed and gets the same tokens as from `Stream.generate` alone, up to
+        rounding in the model (see `feed`). All streams have read their tokens before a round is yielded. Between
+        rounds, streams can be fed, opened and closed; a closed stream is left out of later rounds.
 
         Raises:
             KeyError: there is no stream of that name.
-            ValueError: as `Stream.generate`; or `stop` has texts, which `generate_text` ends at.
+            ValueError: as `Stream.generate`; or `stop` is set, which only `generate_text` supports.
         """
         for config in configs.values():
             hint = "call generate_text, or set stop_tokens"
@@ -439,9 +438,9 @@ class Streams(Mapping[Hashable, Stream]):
         return self._generate(self._begin(configs))
 
     def generate_text(self, configs: Mapping[Hashable, GenerationConfig]) -> Iterator[dict[Hashable, str]]:
-        """Continue the texts of several streams side by side, as `generate` does, and give them out piece by piece.
+        """Continue the texts of several streams at once, as `generate` does, and yield them piece by piece.
 
-        A round leaves out the streams whose token settles no text yet, and is itself left out if there are no others.
+        A round leaves out streams whose token completes no text yet, and is skipped if no stream is left.
         Errors are those of `generate` and `Stream.generate_text`.
         """
         texts = {name: self[name].generated_text(config.stop) for name, config in configs.items()}

@@ -25,7 +25,7 @@ class LoraConfig:
     rank: int | None = None
     """Rows of A and columns of B; null: no adapters, all weights are trained."""
     alpha: float | None = None
-    """What the product of B and A is multiplied by, times the rank; null: twice the rank."""
+    """Scale of the product of B and A, times the rank; null: twice the rank."""
     dropout: float = 0.0
     """Probability of dropping an input of A."""
     target_modules: list[str] | str = _ALL

@@ -110,12 +110,12 @@ OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass
 class OptimizerConfig:
-    """An optimiser, with its own learning rate and weight decay for the parameters that make the state transition."""
+    """An optimiser, with a separate learning rate and weight decay for the parameters of the state transition."""
 
     algorithm: str = "adamw"
     """adamw; sgd: stochastic gradient descent with momentum; muon: Muon for the matrices between hidden channels and
     AdamW for everything else; soap: Adam in the eigenvectors of Shampoo's statistics (needs `recurra[optimizers]`); or
-    the name of an optimiser of your own (`register_optimizer`)."""
+    the name of your own optimiser (`register_optimizer`)."""
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     matrix_learning_rate: float | None = None
@@ -126,25 +126,25 @@ class OptimizerConfig:
     epsilon: float | None = None
     """adamw, muon, soap: the term in the denominator, above 0; null: 1e-8."""
     momentum: float | None = None
-    """sgd, muon: how much of the last update enters the next one, in [0, 1); null: 0.9 for sgd and 0.95 for muon."""
+    """sgd, muon: share of the last update that enters the next one, in [0, 1); null: 0.9 for sgd and 0.95 for muon."""
     nesterov: bool | None = None
     """sgd, muon: use Nesterov momentum; null: false for sgd and true for muon."""
     precondition_frequency: int | None = None
-    """soap: updates between two changes of the basis that it works in, at least 1; null: 5."""
+    """soap: updates between two changes of its basis, at least 1; null: 5."""
     own_options: dict[str, Any] = field(default_factory=dict)
-    """Options of an optimiser of your own, by the names of its arguments."""
+    """Options of your own optimiser, by the names of its arguments."""
     weight_decay: float = 0.05
     """Weight decay of matrices, embeddings included; biases, skip weights (Mamba's D), norm scales and the transition
     have none. adamw and muon decouple it from the gradient; sgd adds it to the gradient, as an L2 penalty does."""
     transition_learning_rate: float | None = None
     """Peak learning rate of the transition's parameters; null: the same as for all others."""
     parameter_learning_rates: dict[str, float] = field(default_factory=dict)
-    """Peak learning rates by patterns of parameter names, such as {"*.transition.*bias": 0.001}; they go before the
-    rates above, and later patterns before earlier ones."""
+    """Peak learning rates by patterns of parameter names, such as {"*.transition.*bias": 0.001}. They take precedence
+    over the rates above, and later patterns over earlier ones."""
     transition_weight_decay: float = 0.0
-    """Weight decay of the transition's matrices: 0 by default, since decay pulls time scales towards 1."""
+    """Weight decay of the transition's matrices: 0 by default, because decay pulls time scales towards 1."""
     gradient_clip: float | None = None
-    """Largest norm of the whole gradient, above 0; a longer gradient is scaled down to it. Null: no limit."""
+    """Maximum norm of the whole gradient, above 0; larger gradients are scaled down to it. Null: no limit."""
 
     def __post_init__(self) -> None:
         rates = ("learning_rate", "matrix_learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
@@ -182,8 +182,8 @@ class ScheduleConfig:
     """The learning rate over a run: a linear warm-up, then a decay."""
 
     shape: Literal["cosine", "steps", "wsd"] = "cosine"
-    """How the learning rate decays: along a cosine that ends with the run, in steps at the ends of some epochs, or, for
-    wsd (warm-up, stable, decay), along a line over the last updates of the run alone."""
+    """How the learning rate decays: along a cosine over the whole run, in steps at the end of some epochs, or, for
+    wsd (warm-up, stable, decay), linearly over only the last updates of the run."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises from 0 to its peak."""
     final_fraction: float | None = None
@@ -244,58 +244,58 @@ class TrainingConfig:
     max_steps: int | None = None
     """Stop after this many updates, if that comes before the end of the last epoch; null: train all epochs."""
     accumulate: int = 1
-    """Batches whose gradients make up one update; every counted target weighs the same in it."""
+    """Number of batches per update; every counted target has the same weight in it."""
     carry_state: bool = True
-    """Carry the state, with its gradients cut, into a batch that continues the last one; false: never."""
+    """Carry the detached state into a batch that continues the last one; false: never."""
     activation_penalty: float = 0.0
-    """Weight of the mean square of what a language model's head reads (AWD-LSTM's AR); logs are without it."""
+    """Weight of the mean square of a language model's head input (AWD-LSTM's AR); logs exclude it."""
     change_penalty: float = 0.0
-    """Weight of the mean square of its change from one step to the next (AWD-LSTM's TAR)."""
+    """Weight of the mean square of the head input's change between steps (AWD-LSTM's TAR)."""
     balance_penalty: float = 0.0
-    """Weight of the load-balancing loss of a language model's mixtures of experts; logs are without it."""
+    """Weight of the load-balancing loss of a language model's mixtures of experts; logs exclude it."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
-    """float32 throughout, or bfloat16 autocast over float32 weights and states; auto: bfloat16 where the processor has
-    units for it, else float32, and a run keeps what it began with. Evaluation always uses float32."""
+    """float32 throughout, or bfloat16 autocast with float32 weights and states. auto: bfloat16 if the processor
+    supports it in hardware, otherwise float32; a resumed run keeps the choice. Evaluation always uses float32."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: the first CUDA device, or the CPU if there is none."""
     threads: int | None = None
     """CPU threads; null: as many as PyTorch chooses."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Under torchrun, how the ranks hold the model: each a copy (ddp), or each a shard of every parameter and of what
-    the optimiser keeps for it (fsdp); auto: ddp. One process alone holds all of it."""
+    """Under torchrun, each rank has a copy of the model (ddp) or a shard of every parameter and its optimiser state
+    (fsdp); auto: ddp. A single process has the whole model."""
     sequence_parallel: int = 1
-    """Ranks that share a sequence: each computes one of as many consecutive pieces of it. Must divide the ranks."""
+    """Number of ranks that share a sequence: each computes one consecutive piece. Must divide the number of ranks."""
     asynchronous_saving: bool = False
-    """With several ranks, write checkpoints beside the training, from a copy in memory of what is saved."""
+    """With several ranks, write checkpoints from a copy in memory while training continues."""
     checkpoint_blocks: bool = False
-    """Keep the inputs of each block alone for the backward pass and compute the rest again there: less memory, and one
-    more forward pass."""
+    """Activation checkpointing: store each block's input and recompute the rest in the backward pass. Saves memory and
+    costs one more forward pass."""
     deterministic: bool = False
-    """Refuse operations whose result may differ from run to run on the same machine."""
+    """Refuse operations with results that may differ between runs on the same machine."""
     seed: int = 0
     """Seed of the initial weights and of dropout; the order of the data has its own seed."""
     log_every: int = 50
-    """Steps between two records of the log; the loss of a record is the mean over all targets since the last one."""
+    """Steps between log records; a record's loss is the mean over all targets since the last record."""
     eval_every: int | None = None
-    """Steps between two evaluations on the validation split; null: one at the end of each epoch."""
+    """Steps between evaluations on the validation split; null: one at the end of each epoch."""
     save_every: int | None = None
-    """Steps between two checkpoints; null: one at the end of each epoch."""
+    """Steps between checkpoints; null: one at the end of each epoch."""
     keep_checkpoints: int = 2
-    """How many of the newest checkpoints to keep, 2 or more in case one is damaged; the best one is always kept."""
+    """Number of newest checkpoints to keep, at least 2 in case one is damaged; the best one is always kept."""
     monitor: Literal["loss", "accuracy"] = "loss"
-    """The validation score that decides which checkpoint is the best one; equal accuracies are ranked by loss."""
+    """The validation score that determines the best checkpoint; equal accuracies are ranked by loss."""
     tensorboard: bool = True
-    """Write TensorBoard events beside the JSON log."""
+    """Write TensorBoard events in addition to the JSON log."""
     patience: int | None = None
-    """Stop once this many evaluations in a row were no better than the best; null: never."""
+    """Stop after this many evaluations in a row without improvement; null: never."""
     graphs: Literal["auto", "off", "on"] = "off"
-    """Replay updates of the same shapes as one CUDA graph each. auto: on one CUDA device, unless the model waits for
-    it within an update; on: refuse to train without. Off by default: not yet tested on a GPU."""
+    """Replay each update, and the batches of evaluations, as one CUDA graph per shape. auto: on one CUDA device, unless
+    the model waits for it within an update; on: refuse to train without. Off by default: not yet tested on a GPU."""
     compile: bool = False
-    """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
+    """Compile the model with torch.compile: the first steps take minutes, and new lengths recompile."""
     stop_at: float | None = None
-    """Stop once the validation score that `monitor` names is this good: a loss of at most this, or an accuracy of at
-    least this; null: never."""
+    """Stop when the validation score named by `monitor` reaches this value: at most this loss, or at least this
+    accuracy; null: never."""
 
     def __post_init__(self) -> None:
         counts = ("epochs", "accumulate", "log_every", "max_steps", "threads", "eval_every", "save_every")

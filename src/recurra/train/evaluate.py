@@ -1,6 +1,7 @@
 """Evaluation of a model on a whole split: losses, perplexity, and accuracy overall and by memory span."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -16,6 +17,7 @@ from recurra.data.batches import IGNORED_TARGET, Batch, BatchSource
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.layers.embeddings import few_targets
 from recurra.models.shell import LanguageModelShell, evaluation_mode, negative_log_likelihood
+from recurra.ops._toolkit.graphs import Capture, GraphedFunction
 
 
 def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
@@ -98,6 +100,7 @@ def evaluate(
     observe: Callable[[Batch, Tensor], None] | None = None,
     temperature: float = 1.0,
     total: Callable[..., list[float]] | None = None,
+    capture: Capture | None = None,
 ) -> EvaluationResult:
     """Run a model over one epoch of a source, in float32 and without gradients.
 
@@ -112,6 +115,8 @@ def evaluate(
         temperature: logits are divided by it. Above 1 it mends a model that is too sure of itself.
         total: for ranks that each read a part of the batches: adds up numbers over them. The scores are then those of
             all parts, on every rank.
+        capture: replays batches of the same shapes, but for the head and the losses, as CUDA graphs, which last as long
+            as this call. If that cannot be, one warning says why.
     """
     require_positive(temperature=temperature)
     by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
@@ -125,7 +130,8 @@ def evaluate(
     n_targets = n_tokens = 0
     start = perf_counter()
     with _scoring(model):
-        for batch, targets, output in _outputs(model, source, logits=by_logits, everywhere=observe is not None):
+        everywhere = observe is not None
+        for batch, targets, output in _outputs(model, source, logits=by_logits, everywhere=everywhere, capture=capture):
             if by_logits:
                 predictions = output.argmax(dim=-1)
                 n_correct += (predictions == targets).sum()
@@ -191,28 +197,38 @@ def evaluate_by_span(
 
 
 def _outputs(
-    model: nn.Module, source: BatchSource, *, logits: bool, everywhere: bool = False
+    model: nn.Module,
+    source: BatchSource,
+    *,
+    logits: bool,
+    everywhere: bool = False,
+    capture: Capture | None = None,
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
     """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses."""
     device = next(model.parameters()).device
-    state: Any = None
+    shell = model if isinstance(model, LanguageModelShell) else None
+    call = shell.hidden if shell is not None else model if logits else cast(Any, model).loss
+    # captured anew in each evaluation: what a module derives from its weights and keeps lies elsewhere after an update
+    call, state = GraphedFunction(call, capture, refuse=_refuse_graphs), None
     for step in range(len(source)):
         batch = source.batch(0, step)
         inputs, targets = batch.inputs.to(device), batch.targets.to(device)
         carried = state if batch.continues else None
         extra: dict[str, Any] = {} if batch.cu_seqlens is None else {"cu_seqlens": batch.cu_seqlens}
-        if isinstance(model, LanguageModelShell):
-            hidden, state = model.hidden(inputs, carried, **extra)
+        if shell is not None:
+            hidden, state = call(inputs, carried, **extra)
             counted = batch.targets != IGNORED_TARGET
             if not everywhere and few_targets(int(counted.sum()), targets):
                 counted = counted.to(device)
                 hidden, targets = hidden[counted][None], targets[counted][None]
-            output = model.head(hidden) if logits else model.losses(hidden, targets)
-        elif logits:
-            output, state = model(inputs, carried, **extra)
+            output = shell.head(hidden) if logits else shell.losses(hidden, targets)
         else:
-            output, state = cast(Any, model).loss(inputs, targets, carried, **extra)
+            output, state = call(*((inputs, carried) if logits else (inputs, targets, carried)), **extra)
         yield batch, targets, output
+
+
+def _refuse_graphs(why: str) -> None:
+    warnings.warn(f"evaluated without CUDA graphs: {why}", stacklevel=4)
 
 
 @contextmanager

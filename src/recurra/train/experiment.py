@@ -5,7 +5,7 @@ sections `data` and `model` hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import reduce
 from typing import Any
 
@@ -44,7 +44,7 @@ class Experiment:
     model: Any = None
     """The configuration of the model, without the sizes that the data fill in; None for its defaults."""
     init_from: str | None = None
-    """Start from these weights instead of fresh ones."""
+    """Start from these weights instead of random ones."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Adapters that are trained in place of these weights."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -172,8 +172,11 @@ def _is_default(experiment: Experiment, key: str) -> bool:
     """Whether an option has its default."""
     *path, name = key.split(".")
     part: Any = reduce(getattr, path, experiment)
-    defaults = {field.name: field.default for field in fields(part)} if is_dataclass(part) else {}
-    return name in defaults and getattr(part, name) == defaults[name]
+    own = next((one for one in fields(part) if one.name == name), None) if is_dataclass(part) else None
+    if own is None:
+        return False
+    default = own.default if own.default_factory is MISSING else own.default_factory()
+    return bool(getattr(part, name) == default)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

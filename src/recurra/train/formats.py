@@ -3,7 +3,7 @@
 run           a folder that `recurra train` writes: config.yaml, tokenizer.json, checkpoints/
 hf            a folder that transformers loads: config.json, model.safetensors, tokenizer.json
 safetensors   one file, with its configuration and tokenizer in the metadata
-published     a folder that transformers loads with a class of its own, such as MambaForCausalLM
+published     a folder that transformers loads with a class of its own, such as MambaForCausalLM, or RWKV-7's .pth file
 gguf          a file that llama.cpp reads
 """
 
@@ -58,6 +58,8 @@ def _format_of(path: Path) -> str:
         raise FileNotFoundError(sentence("model", f"{path}, which does not exist", "a file or folder"))
     if path.is_file() and path.suffix in SUFFIXES:
         return SUFFIXES[path.suffix]
+    if path.is_file() and path.suffix == ".pth":
+        return "published"
     if RunFolder(path).config.is_file():
         return "run"
     if (path / "config.json").is_file():

@@ -1,8 +1,8 @@
 """The training loop: one update at a time, from the position of the run to its end.
 
 Everything that the next update depends on is either in the checkpoint or a pure function of it: weights, optimiser,
-carried state and random states are saved, and the learning rate and the data follow from the position. A resumed run
-therefore repeats the run that was not interrupted, bit for bit if the arithmetic itself is repeatable.
+carried state and random states are saved, and the position determines the learning rate and the data. A resumed run
+therefore equals the uninterrupted one, bit for bit if the arithmetic itself is reproducible.
 """
 
 import math
@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -20,17 +21,22 @@ from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.models.shell import LanguageModelShell
+from recurra.ops._toolkit.graphs import Capture, CudaCapture, GraphedFunction
 from recurra.state import detach
-from recurra.train._graphs import CAPTURABLE, Capture, CudaCapture, GraphedFunction, why_no_graphs
 from recurra.train._process import Ranks, StopSignal, hardware, local, precision_note, whole
 from recurra.train._resumable import ResumableRun
 from recurra.train.checkpoint import Payload, versions
+from recurra.train.config import TrainingConfig
 from recurra.train.experiment import Experiment
 from recurra.train.losses import few_positions
 from recurra.train.metrics import JsonLog, RunningSums, RunProgress, TensorBoardLog
 from recurra.train.optimizer import learning_rate_factor
 from recurra.train.run_folder import RunFolder
 from recurra.train.sequence_parallel import final_state
+
+CAPTURABLE = frozenset({"adamw", "sgd", "muon"})
+"""Optimisers whose step is a part of a CUDA graph: it counts updates and reads learning rates on the device. The step
+of all others, such as SOAP, which counts in Python, runs after the graph."""
 
 
 class TrainingDiverged(FloatingPointError):
@@ -44,8 +50,9 @@ class Trainer(ResumableRun):
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
         evaluate: called with a model and a `BatchSource`; returns `loss` (nats per target) and `accuracy` (None if not
-            measured). Several ranks pass `total`, which adds up numbers over them.
-        open_data: opens the data, as one rank reads them; None builds those of the experiment.
+            measured). Several ranks pass `total`, which adds up numbers over them; a run that uses CUDA graphs passes
+            `capture`.
+        open_data: opens the data for one rank; None builds the experiment's data.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Trainer(ResumableRun):
         self.steps_in_graph = experiment.optimizer.algorithm in CAPTURABLE
         changes, capture = self._trainable, self._capture()
         self.graphs = GraphedFunction(self._compute, capture, changes=changes, refuse=self._refuse_graphs)
+        self._validation_capture: Capture | None = None  # kept, so that evaluations use the same memory again
         self._is_new_best = False
         self._clock = perf_counter()
 
@@ -89,7 +97,7 @@ class Trainer(ResumableRun):
             TrainingDiverged: the loss or the weights are not finite.
             BlockingIOError: another process trains the run.
             FileExistsError: the folder has checkpoints of later steps, of a run that was not resumed.
-            OSError: a file cannot be written, or the folder of the run went away.
+            OSError: a file cannot be written, or the folder of the run was removed.
         """
         if not self.ranks.is_first:
             return self._fit(Console(quiet=True))
@@ -314,8 +322,11 @@ class Trainer(ResumableRun):
         return record
 
     def _validation_record(self) -> dict[str, float]:
-        together = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
-        scores = self.evaluate(self.average.model, self.validation, **together)
+        options: dict[str, Any] = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
+        if self.graphs.capture is not None:  # in other memory: the carried state may be an output of a graph
+            self._validation_capture = self._validation_capture or self.graphs.capture.fresh()
+            options["capture"] = self._validation_capture
+        scores = self.evaluate(self.average.model, self.validation, **options)
         if not math.isfinite(scores.loss):
             raise self._diverged("the validation loss", scores.loss)
         new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss}
@@ -391,3 +402,14 @@ class Trainer(ResumableRun):
 
 def _open(experiment: Experiment, ranks: Ranks) -> DataSet:
     return experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
+
+
+def why_no_graphs(config: TrainingConfig, device: torch.device, n_ranks: int) -> str:
+    """Say why updates of a run cannot be graphs; "" if nothing but the run itself may show it."""
+    reasons = {
+        "there is no CUDA device": device.type != "cuda",
+        "several processes train the run": n_ranks > 1,
+        "training.compile is true": config.compile,
+        "training.checkpoint_blocks is true": config.checkpoint_blocks,  # it restores random states on the host
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

@@ -31,27 +31,27 @@ def checkpointed(
     mask: Bool[Tensor, "B L"] | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Tensor, Any]:
-    """Run `module` over a stream piece by piece, and compute each piece again in the backward pass.
+    """Run `module` over a stream piece by piece, and recompute each piece in the backward pass.
 
-    Outputs, last state and all gradients are those of one call `module(x, state)`. From the forward pass only the
-    states between the pieces stay in memory, so the peak is about that of one piece. The price is a second forward
+    Outputs, last state and all gradients equal those of one call `module(x, state)`. From the forward pass, only the
+    states between the pieces stay in memory, so the peak is about that of one piece. The cost is a second forward
     pass. Dropout draws the same numbers in both (Chen et al., arXiv 1604.06174, with pieces of time as the segments).
 
         y, state = checkpointed(mixer, x, state, piece=4096)
         loss, state = checkpointed(model, tokens, piece=4096, loss=summed, targets=targets)
 
     Args:
-        module: any module of the contract, a mixer or a model; or a function of the same form.
+        module: any mixer or model, or a function of the same form.
         x: its input.
-        state: what the steps before left; None is the start of a stream. Gradients flow into it.
-        piece: steps per piece; the last piece takes what is left. A video model reads whole segments, so here it needs
-            a multiple of their frames.
-        loss: called on the output of each piece, as `loss(y)`, or `loss(y, targets of the piece)`. The sum of what it
-            returns takes the place of y, so the outputs of two pieces are never in memory together: use it where they
-            are large, as logits are. It is computed again too.
-        targets: cut along time as x is, for `loss`.
+        state: the state after the previous steps; None starts a stream. Gradients flow into it.
+        piece: steps per piece; the last piece may be shorter. Video models read whole segments and need a multiple of
+            their frames.
+        loss: called on the output of each piece, as `loss(y)`, or `loss(y, targets of the piece)`. The sum of the
+            results replaces y, so the outputs of two pieces are never in memory together: use it if they are large,
+            such as logits. It is also recomputed.
+        targets: for `loss`; cut along time like x.
         mask: (B, L), True where a step counts, cut along time, for a module that takes it.
-        reset: (B, L), True where a sequence starts anew, likewise.
+        reset: (B, L), True at the first step of each new sequence, also cut along time.
 
     Returns:
         y, or the sum of the losses; and the state after the last step.

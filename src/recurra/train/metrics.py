@@ -176,6 +176,7 @@ class RunProgress:
     def __init__(self, total_steps: int, first_step: int, console: Console) -> None:
         self._total_steps, self._console = total_steps, console
         self._bar: Progress | None = None
+        self._last = (0, 0.0)  # the step and the seconds of the last record
         if console.is_terminal:
             left = TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}"), TimeRemainingColumn()
             epoch = TextColumn("epoch {task.fields[epoch]}")
@@ -199,8 +200,7 @@ class RunProgress:
         """Report a record of the log: on a terminal as a part of the bar, and as a line if it is an evaluation."""
         line = _describe(record, self._total_steps)
         if self._bar is None:
-            left = round((self._total_steps - record["step"]) * record["seconds"] / record["step"])
-            self.note(f"{line}  {timedelta(seconds=left)} left")
+            self.note(f"{line}  {timedelta(seconds=self._left(record))} left")
             return
         fields = {"epoch": record["epoch"]}
         if "train_loss" in record:
@@ -209,6 +209,13 @@ class RunProgress:
             self._bar.update(self._task, **fields)
         if "valid_loss" in record:
             self.note(line)
+
+    def _left(self, record: _Record) -> int:
+        """Seconds to the end at the speed since the last record: earlier ones, or another machine's, may differ."""
+        (step, seconds), self._last = self._last, (record["step"], record["seconds"])
+        if record["step"] == step:
+            step, seconds = 0, 0.0
+        return round((self._total_steps - record["step"]) * (record["seconds"] - seconds) / (record["step"] - step))
 
     def close(self) -> None:
         """Stop the bar and leave it on the terminal."""

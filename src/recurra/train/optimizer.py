@@ -20,10 +20,10 @@ from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerCo
 def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *, steps_per_epoch: int = 1) -> float:
     """Compute the learning rate at an update, as a fraction of its peak.
 
-    During the warm-up the fraction rises linearly from 1/warmup_steps to 1. Then it follows half a cosine that reaches
-    `final_fraction` at `total_steps`; or, with steps, it is `factor` to the power of how many of the epochs in `steps`
-    have ended; or, with wsd, it stays at 1 and falls along a line to `final_fraction` over the last `decay_fraction` of
-    all updates (Hu et al., "MiniCPM", 2024; after the warm-up, if that leaves fewer). A run that ends during its
+    During the warm-up, the fraction rises linearly from 1/warmup_steps to 1. Then it follows half a cosine that reaches
+    `final_fraction` at `total_steps`. With steps, it is `factor` to the power of the number of epochs in `steps` that
+    have ended. With wsd, it stays at 1 and falls linearly to `final_fraction` over the last `decay_fraction` of all
+    updates (Hu et al., "MiniCPM", 2024), or over those after the warm-up if they are fewer. A run that ends during its
     warm-up stays on the line.
 
     Args:
@@ -51,8 +51,8 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
 class WeightAverage:
     """Keeps the average of a model's weights, for evaluation: a mean (averaged SGD) or an exponential moving average.
 
-    shard: distributes a copy of the model over the ranks, as the model itself is about to be: afterwards it could not
-    be copied any more.
+    shard: distributes a copy of the model over the ranks in the same way as the model itself, which can no longer be
+    copied once it is distributed.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WeightAverage:
         return {"weights": self._average.module.state_dict(), "n_averaged": int(self._average.n_averaged)}
 
     def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from the result of `state_dict`."""
         self._average = None
         if saved is None:
             return
@@ -106,7 +106,7 @@ class WeightAverage:
 def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str = "32-true") -> Optimizer:
     """Build the optimiser of `config.algorithm` over `parameter_groups`.
 
-    AdamW and SGD are in the fused form, with one pass over each parameter, on the CPU and on a GPU. `precision` is
+    AdamW and SGD are fused, with one pass over each parameter, on the CPU and on a GPU. `precision` is
     `training.precision`: with bf16-mixed, Muon's products are in bfloat16, like those of the model.
 
     Raises:
@@ -125,9 +125,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Sort the trainable parameters of `model` into groups with the same learning rate and weight decay.
 
-    Tensors with two or more dimensions decay, embeddings included; biases, skip weights and norm scales do not. Nor do
-    the parameters that make the state transition, as in the code of Mamba, S4 and H3 and in GateLoop Table 4, unless
-    `transition_weight_decay` says otherwise; each module names its own in a method `transition_parameters()`.
+    Tensors with two or more dimensions decay, including embeddings; biases, skip weights and norm scales do not. Nor do
+    the parameters of the state transition, as in the code of Mamba, S4 and H3 and in GateLoop Table 4, unless
+    `transition_weight_decay` is set; each module lists them in a method `transition_parameters()`.
 
     Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales), `weight_decay` and, for Muon,
     `orthogonal`. Tied parameters count once, under their first name.

@@ -1,10 +1,11 @@
 """Recipes: experiments as YAML files, families of variants in one file, and overrides from the command line.
 
-`load_recipe` makes an `Experiment` of a file; `Experiment.build_model` makes its model.
+`load_recipe` turns a file into an `Experiment`; `Experiment.build_model` creates its model.
 """
 
 import copy
 import itertools
+import re
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from recurra._choices import recipe_names, recipes_folder
 from recurra._files.reading import one_line, parse_yaml, read_yaml
 from recurra.checks import require, sentence
 from recurra.models.language_model import LanguageModelConfig
-from recurra.registry import did_you_mean
+from recurra.registry import did_you_mean, near
 from recurra.train._mixer_options import follow_mixer
 from recurra.train._process import is_first_launched
 from recurra.train.experiment import Experiment, flat, sections_of, to_plain
@@ -28,18 +29,18 @@ from recurra.train.task import experiment_names
 
 
 class RecipeError(ValueError):
-    """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
+    """A recipe or an override is not a valid experiment; the message names the file and the key."""
 
 
 def find_recipe(word: Path | str) -> Path:
     """Find a recipe's file.
 
     Args:
-        word: the path of a file, which wins if it exists, or the name of a recipe that comes with Recurra. A name may
-            also be written as its path in a clone, recipes/NAME.yaml, or as its folder if that has no other recipe.
+        word: the path of a file, which takes precedence if it exists, or the name of a recipe in the package. A name
+            can also be written as its path in a clone, recipes/NAME.yaml, or as its folder if that has only one recipe.
 
     Raises:
-        RecipeError: it is neither; the message offers names that are near.
+        RecipeError: it is neither; the message suggests similar names.
     """
     path = Path(word)
     if path.exists() and not path.is_dir():
@@ -61,12 +62,12 @@ def find_recipe(word: Path | str) -> Path:
 
 @dataclass(frozen=True)
 class RecipeFamily:
-    """The variants of a family, many recipes in one file, by name: what each sets.
+    """The variants of a family (many recipes in one file), by name, with their settings.
 
-    A family names its axes and what each choice on an axis sets, such as {common: {data: {path: here}}, axes: {model:
-    {crt: {experiment: text-crt}}, layers: {3-layers: {model: {n_layer: 3}}}}}. A variant makes one choice on every
-    axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys win, and
-    of the options of a mixer that a later key replaces, those remain that the new one has too.
+    A family lists its axes and the settings of each choice on an axis, such as {common: {data: {path: here}}, axes:
+    {model: {crt: {experiment: text-crt}}, layers: {3-layers: {model: {n_layer: 3}}}}}. A variant makes one choice on
+    every axis, and its name joins them: FILE#crt-3-layers has the common keys, then those of its choices. Later keys
+    take precedence. If a later key replaces a mixer, the options that the new mixer supports remain.
     """
 
     path: Path
@@ -88,7 +89,7 @@ class RecipeFamily:
 
 
 def split_variant(word: str | Path) -> tuple[Path, str | None]:
-    """Split FILE#VARIANT into its two parts; an existing file with a # in its own name is left whole."""
+    """Split FILE#VARIANT into its two parts; an existing file with a # in its name is not split."""
     path = Path(word)
     name, hash_sign, variant = path.name.rpartition("#")
     if not hash_sign or path.exists():
@@ -170,11 +171,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """Read a recipe and apply overrides.
 
     Args:
-        path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe that comes
-            with Recurra (`recipe_names`), or either with #VARIANT for a variant of a family.
-        overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
-            over the recipe, and later ones win over earlier ones. Another mixer takes those of the recipe's
-            mixer_options that it has too; a warning names the others.
+        path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe in the package
+            (`recipe_names`), or either with #VARIANT for a variant of a family.
+        overrides: command-line words such as ["--training.epochs", "2", "--model.dropout=0.1"]. They take precedence
+            over the recipe, and later ones over earlier ones. A different mixer keeps the recipe's mixer_options that
+            it supports; a warning lists the others.
 
     Raises:
         RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.
@@ -189,7 +190,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words]))
         return Experiment(**{field.name: values[field.name] for field in fields(Experiment)})
     except (ArgumentError, ValueError, TypeError) as error:
-        raise RecipeError(f"{path}: {one_line(error)}") from error
+        raise RecipeError(f"{path}: {_of_parser(error)}") from error
 
 
 def mixer_of_recipe(path: Path | str) -> Any:
@@ -341,7 +342,33 @@ def _require_known(path: Path | str, key: str, known: set[str]) -> None:
     # With a known key above it, it is an entry of a free dictionary such as model.mixer_options; below it, a section.
     if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in known):
         return
-    section = key.partition(".")[0] + "."
-    beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
-    hint = did_you_mean(key, known)
-    raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), hint)}")
+    section, _, field = key.partition(".")
+    fields_there = {other.partition(".")[2]: other for other in known if other.startswith(f"{section}.")}
+    close = [fields_there[name] for name in near(field, fields_there)] or near(key, known)
+    if close:
+        raise RecipeError(f"{path}: {key} is an unknown key: did you mean {' or '.join(close)}?")
+    beside = set(fields_there.values()) or {other.partition(".")[0] for other in known}
+    raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)))}")
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "dict": "{key: value}",
+    "tuple": "a list, as in [1, 2]",
+    "list": "a list, as in [1, 2]",
+    "NoneType": "null",
+}
+
+
+def _of_parser(error: Exception) -> str:
+    """Say what the parser refused as the project's own checks do."""
+    line = one_line(error)
+    found = re.match(r'Parser key "(.+?)": .*?(?:Got value|Given value):(.*)', line)
+    if not found:
+        return line
+    kinds = re.findall(r"Expected a (?:<class ')?(.+?)(?:'>)?(?=\.? (?:Got value|Given value|-|Expected a))", line)
+    words = [_TYPES.get(kind, kind.removeprefix("typing.").replace("Literal", "one of ")) for kind in kinds]
+    return sentence(found[1], found[2].strip() or "empty", " or ".join(words))

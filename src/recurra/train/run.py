@@ -1,4 +1,4 @@
-"""Runs: started, resumed, opened as one object that loads what it is asked for, and scored."""
+"""Runs: start, resume and score them, or open one as an object that loads its parts on first use."""
 
 import json
 import re
@@ -43,14 +43,14 @@ _VOCABULARY = frozenset({"data.tokenizer", "data.bpe_vocab_size"})  # where a vo
 
 
 def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> "Run":
-    """Open a trained run. Its model, tokenizer, data and scores are loaded when they are first used.
+    """Open a trained run. Its model, tokenizer, data and scores are loaded on first use.
 
     Args:
-        path: the run's folder, as `recurra train` or `recurra convert` wrote it; its name in runs/; or the name of a
-            model that comes with Recurra, as `recurra models` lists them.
+        path: the run's folder, as written by `recurra train` or `recurra convert`; its name in runs/; or the name of a
+            model in the package (`recurra models` lists them).
         checkpoint: "best", "last", "previous" or the path of a checkpoint file.
-        overrides: values set over the run's config.yaml, as words of a command line: ["--data.path", "corpus"] for a
-            corpus that has moved, ["--data.segment_length=17"] to evaluate with another length than in training.
+        overrides: values that override the run's config.yaml, as command-line words: ["--data.path", "corpus"] for a
+            corpus that has moved, ["--data.segment_length=17"] to evaluate with a different length than in training.
 
     Raises:
         FileNotFoundError: there is no such run.
@@ -61,7 +61,7 @@ def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[
 
 
 class Run:
-    """A trained run, from `open_run`; everything but `folder` and `experiment` is loaded on first use.
+    """A trained run, from `open_run`; everything except `folder` and `experiment` is loaded on first use.
 
     A text run therefore generates without its corpus, and a video run classifies without its videos.
 
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name, which tables and legends show."""
+        """The folder's name, as shown in tables and legends."""
         return self.folder.path.resolve().name
 
     @property
@@ -117,7 +117,7 @@ class Run:
         return self.experiment.task
 
     def sizes(self) -> DataSizes | VideoSizes:
-        """What the model takes from its data, found without the data wherever the run's folder says it."""
+        """The sizes that the model takes from its data, read from the run's folder if possible."""
         return self.task.sizes_of_run(self)
 
     @cached_property
@@ -133,21 +133,22 @@ class Run:
 
     @cached_property
     def data(self) -> DataSet:
-        """The data set, opened or generated; a text is read with the run's own vocabulary."""
+        """The data set, opened or generated; text is read with the run's vocabulary."""
         return self.task.open_data(self.experiment.data, self.folder)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """What `recurra eval` wrote, by split and overrides: `run.scores["test-segment_length-17"]["perplexity"]`."""
+        """The scores written by `recurra eval`, by split and overrides:
+        `run.scores["test-segment_length-17"]["perplexity"]`."""
         return read_scores(self.folder)
 
     def score_file(self, split: str) -> Path:
-        """Where the scores of a split lie that were measured with the same overrides."""
+        """The file with the scores of a split, measured with the same overrides."""
         return _score_file(self.folder, split, self.changes)
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """The overrides that make this another experiment than was trained, by key: a length, but not a path."""
+        """The overrides that change the trained experiment, by key: a length, but not a path."""
         unlike = differences(to_plain(self._trained), to_plain(self.experiment))
         return {key: value for key, (_, value) in unlike.items() if key not in RESUMABLE | _VOCABULARY}
 
@@ -181,8 +182,8 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
 def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Sequence[str] = ()) -> Trainer:
     """Prepare to continue a run from a checkpoint; `fit` trains it, and it is locked until that ends.
 
-    checkpoint: "last", "previous", "best" or the path of a file. overrides: values set over the run's config.yaml; only
-    some may differ from what the run started with.
+    checkpoint: "last", "previous", "best" or the path of a file. overrides: values that override the run's config.yaml;
+    only some can be changed.
     """
     run = RunFolder(folder)
     run.require_run()
@@ -209,7 +210,7 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
 def default_run_folder(recipe: str, mixer: str | list[str] | None = None) -> Path:
     """Name the folder of a recipe's run: runs/FOLDER-NAME for FOLDER/NAME.yaml, runs/FOLDER-VARIANT for a variant.
 
-    If its `mixer`, one or a list, is another than the recipe's, its name follows: runs/FOLDER-NAME-MIXER.
+    If its `mixer`, one or a list, differs from the recipe's, its name follows: runs/FOLDER-NAME-MIXER.
     """
     path, variant = split_variant(recipe)
     if path.parent == Path() and not path.is_file():  # the folder of a recipe for the recipe
@@ -243,17 +244,17 @@ def _describe(trainer: Trainer) -> None:
 _PREFIX = "eval-"
 AGAIN = "score the run again, or remove the file"
 DETAILS = ("class_accuracies", "confusion")
-"""Scores that are written and drawn, but too long to print."""
+"""Scores that are saved and drawn, but too long to print."""
 
 
 def score_run(run: Run, split: Split = "test", *, temperature: float | None = None) -> dict[str, Any]:
-    """Score a run on a split, in float32, with the state carried along contiguous segments; of videos, all views.
+    """Score a run on a split, in float32, with the state carried across contiguous segments; for videos, all views.
 
-    temperature: logits are divided by it; for models of tokens.
+    temperature: divides the logits; for token models.
 
     Returns:
-        plain data: the split, the checkpoint and its step, the overrides that changed the experiment, the lengths that
-        were used, and the scores.
+        plain data: the split, the checkpoint and its step, the overrides that changed the experiment, the lengths used,
+        and the scores.
     """
     measured = run.task.score(run, split, temperature)
     return {
@@ -274,14 +275,14 @@ def _score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Pa
 
 
 def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
-    """Write the scores of a split, with its name and the changes among them, and return the file's path."""
+    """Write the scores of a split, which include its name and the overrides, and return the file's path."""
     path = _score_file(folder, scores["split"], scores["changes"])
     write_json(path, scores)
     return path
 
 
 def staleness(folder: RunFolder, scores: Mapping[str, Any]) -> str:
-    """Say of which step scores are, if the run has gone on since; empty if they are of the checkpoint as it is now."""
+    """Say which step the scores are from if the run has continued since; empty if they match the checkpoint."""
     if not folder.summary.is_file():
         return ""
     summary = folder.read_summary()

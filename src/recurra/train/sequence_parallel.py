@@ -1,11 +1,11 @@
-"""One sequence in consecutive pieces on several ranks: what passes from each piece to the next, and the gradients back.
+"""One sequence in consecutive pieces on several ranks: passes states forwards and gradients back between the pieces.
 
-There are two ways to let the states follow. A linear recurrence maps the state that enters a piece as h -> P h + S: all
-ranks compute their P and S at once, exchange them, and start from what the pieces before them leave (`Pieces.recur`).
+There are two ways to pass on the states. A linear recurrence maps a piece's incoming state as h -> P h + S: all ranks
+compute their P and S at once, exchange them, and start from the state of the pieces before them (`Pieces.recur`).
 Anything else waits for the piece before (`Pieces.run`): rank r works on layer n while rank r + 1 works on layer n - 1.
 
-Gradients can be taken once: a backward pass that is to be differentiated itself raises NotImplementedError. As in any
-program of several ranks, an error of one leaves the others waiting for it.
+Only first derivatives are supported: a differentiable backward pass raises NotImplementedError. As in any program with
+several ranks, an error in one leaves the others waiting for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,11 +68,11 @@ class SequenceParallel(nn.Module):
     """A module over several ranks, each with a consecutive piece of the sequence: y, state = parallel(piece, state).
 
     The first rank's `state` is that before the whole sequence; each rank returns the state after its own piece
-    (`final_state` gives the last one to all). Outputs and gradients are those of one rank. In a mixer or a
+    (`final_state` sends the last one to all). Outputs and gradients equal those of one rank. In a mixer or a
     `LanguageModel`, every mixer exchanges its own state; any other module passes on its whole state.
 
     Args:
-        module: it is shared with the caller and keeps its parameters.
+        module: the module, which is shared with the caller and keeps its parameters.
         group: the ranks that share a sequence, in the order of time.
     """
 

@@ -1,7 +1,7 @@
-"""Tasks: everything that the rest of the package asks about a kind of data.
+"""Tasks: everything that the rest of the package needs to know about a kind of data.
 
-A new kind of data is one file in `recurra.train.tasks`: a configuration, and a class with `@register_task(name)`. In
-recipes it is then `experiment: NAME`, and `experiment: NAME-MODEL` with another model than its default one.
+A new kind of data is one file in `recurra.train.tasks`: a configuration, and a class with `@register_task(name)`.
+Recipes then use it as `experiment: NAME`, or `experiment: NAME-MODEL` with a model other than the default.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from recurra.checks import sentence
 from recurra.data.batches import Batch, DataSet
 from recurra.models.registry import DataSizes, ModelEntry, VideoSizes, find_model, list_models
+from recurra.ops._toolkit.graphs import capture_on
 from recurra.registry import Registry
 from recurra.train.evaluate import best_temperature, evaluate
 from recurra.train.metrics import Unit
@@ -27,7 +28,7 @@ _TaskClass = TypeVar("_TaskClass", bound="type[Task]")
 
 
 class Task:
-    """A kind of data. One that is registered says what its data are; what it cannot do raises ValueError.
+    """A kind of data. A registered task describes its data and raises ValueError for unsupported operations.
 
     A `run` is a `recurra.train.run.Run`, `data` a configuration of the task's own kind.
     """
@@ -39,7 +40,7 @@ class Task:
     reads: ClassVar[type] = DataSizes
     """What its models take from the data: `DataSizes` for tokens, `VideoSizes` for clips."""
     unit: ClassVar[Unit] = "tokens"
-    """What the steps of the data are, and how speed is counted."""
+    """The unit of the data's steps, in which speed is counted."""
     default_model: ClassVar[str | None] = "recurrent"
     """The model of `experiment: NAME`; None if recipes always name one."""
     has_spans: ClassVar[bool] = False
@@ -87,7 +88,7 @@ class Task:
         raise ValueError(sentence("init_from", path, f"null: runs of {self.name} start from fresh weights"))
 
     def save_extras(self, opened: Any, folder: RunFolder) -> None:
-        """Write what tells what a model's inputs or classes mean: a tokenizer, the names of the classes.
+        """Write the meaning of a model's inputs or classes: a tokenizer or the names of the classes.
 
         Raises ValueError, before anything is written, for names that cannot be saved.
         """
@@ -161,7 +162,9 @@ class TokenTask(Task):
     ) -> dict[str, Any]:
         """Score a run on a split; `observe` sees every batch with its predictions."""
         divisor = 1.0 if temperature is None else temperature
-        return evaluate(run.model, run.data.source(split), temperature=divisor, observe=observe)._asdict()
+        capture = capture_on(next(run.model.parameters()).device, run.experiment.training.graphs)
+        source = run.data.source(split)
+        return evaluate(run.model, source, temperature=divisor, observe=observe, capture=capture)._asdict()
 
     def best_temperature(self, run: Any) -> float:
         """Find the temperature with the lowest validation loss."""
@@ -172,7 +175,7 @@ _tasks: Registry[Task] = Registry("task", "recurra.train.tasks", "recurra.video"
 
 
 def register_task(name: str) -> Callable[[_TaskClass], _TaskClass]:
-    """Register a class of tasks under `name`; recipes, runs and the command line know it from then on."""
+    """Register a task class under `name`; recipes, runs and the command line can then use it."""
 
     def register(kind: _TaskClass) -> _TaskClass:
         task = kind()
@@ -184,12 +187,12 @@ def register_task(name: str) -> Callable[[_TaskClass], _TaskClass]:
 
 
 def find_task(name: str) -> Task:
-    """Return a task by its name. Raises ValueError, with the names that exist, if there is none."""
+    """Return a task by name. Raises ValueError, with the valid names, if there is none."""
     return _tasks[name]
 
 
 def experiment_names() -> list[str]:
-    """List what `experiment` may be in a recipe: TASK for its default model, TASK-MODEL for another."""
+    """List the valid values of `experiment` in a recipe: TASK for its default model, TASK-MODEL for others."""
     return list(_experiments())
 
 

@@ -48,7 +48,7 @@ class VideoTransformerConfig(ModelConfig):
     """A vision Transformer over clips; the defaults are those of the published ViT-B/16."""
 
     n_classes: Size = from_data()
-    """Classes; null: as many as the data have."""
+    """Number of classes; null: as in the data."""
     n_frames: Size = from_data()
     """Frames in a segment; null: as in the data."""
     image_size: Size = from_data()

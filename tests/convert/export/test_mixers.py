@@ -36,6 +36,8 @@ MIXERS = {  # one block each, so that one trace does for many
     "rg-lru": {"lru_width": 4, "n_heads": 2},
     "rwkv4": {"d_wkv": 5},
     "rwkv4-channel-mixing": {"d_hidden": 7},
+    "rwkv7": {"n_heads": 2},
+    "rwkv7-channel-mixing": {"d_hidden": 7},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
@@ -65,7 +67,10 @@ CASES = {
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),
 }
-REFUSED = {"gated-attention", "gateloop-attention", "reformer", "relative-attention", "rotary-attention"}
+REFUSED = {
+    *("gated-attention", "gateloop-attention", "mamba2-attention", "reformer", "relative-attention"),
+    "rotary-attention",
+}
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest number
 SMALLEST = 0.1  # a state may be smaller than the errors of a deep stack's inputs, which are of order 1, would allow

@@ -52,6 +52,22 @@ BAMBA = {
     "mamba_d_conv": 3,
     "pad_token_id": None,
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 10,
+    "ssm_state_size": 6,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 5,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    "layer_norm_epsilon": 1e-3,
+    "pad_token_id": None,
+}
 GRANITE = {
     **BAMBA,
     "intermediate_size": 9,
@@ -63,6 +79,30 @@ GRANITE = {
     "residual_multiplier": 0.7,
     "attention_multiplier": 0.2,
     "logits_scaling": 1.9,
+}
+FALCON_H1 = {
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "mamba_d_ssm": 30,
+    "mamba_d_state": 6,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+    "rms_norm_eps": 1e-3,
+    "embedding_multiplier": 2.3,
+    "lm_head_multiplier": 0.6,
+    "pad_token_id": None,
+}
+MULTIPLIERS = {
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.8,
+    "mlp_multipliers": [0.9, 1.2],
+    "ssm_multipliers": [1.3, 0.6, 1.2, 0.7, 0.9],
 }
 LFM2 = {
     "num_hidden_layers": 3,
@@ -111,10 +151,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
     "bamba": ("Bamba", {**BAMBA, "attn_layer_indices": [1], "mamba_chunk_size": 8}),
     "bamba-tied": ("Bamba", {**BAMBA, "attn_layer_indices": [0], "mamba_expand": 1, "head_dim": 12, **TIED}),
+    "falcon-h1": ("FalconH1", {**FALCON_H1, **MULTIPLIERS}),
+    "falcon-h1-norm": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True, "head_dim": 10}),
+    "falcon-h1-norm-last": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False, **TIED}),
     "granite": ("GraniteMoeHybrid", {**GRANITE, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "granite-rope": ("GraniteMoeHybrid", {**GRANITE, **OF_GRANITE, "num_local_experts": 4, **TIED}),
     "granite-dense": ("GraniteMoeHybrid", {**GRANITE, **OF_GRANITE, "num_local_experts": 0}),
     "granite-without-attention": ("GraniteMoeHybrid", {**GRANITE, "layer_types": None, "logits_scaling": 1}),
+    "nemotron": ("NemotronH", {**NEMOTRON, "time_step_min": 1e-9}),
+    "nemotron-limit": ("NemotronH", {**NEMOTRON, "time_step_min": 0.6}),  # which its cached steps do not apply
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.bamba import modeling_bamba
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
@@ -46,6 +48,9 @@ def test_jamba(peers, monkeypatch, name):
 
 SOURCES = {
     "bamba": modeling_bamba,
+    "falcon-h1": modeling_falcon_h1,
+    "falcon-h1-norm": modeling_falcon_h1,
+    "falcon-h1-norm-last": modeling_falcon_h1,
     "granite": modeling_granitemoehybrid,
     "granite-dense": modeling_granitemoehybrid,
     "granite-rope": modeling_granitemoehybrid,
@@ -54,6 +59,7 @@ SOURCES = {
     "lfm2-experts": modeling_lfm2_moe,
     "olmo": modeling_olmo_hybrid,
     "olmo-without-positions": modeling_olmo_hybrid,
+    "nemotron": modeling_nemotron_h,
     "qwen3-next": modeling_qwen3_next,
     "qwen3-next-experts": modeling_qwen3_next,
     "qwen3-next-some-experts": modeling_qwen3_next,
@@ -121,8 +127,8 @@ def test_padding_in_front(peers, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-GRADIENTS = ["bamba", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "qwen3-next-experts", "qwen3.5"]
-GRADIENTS += ["olmo", "qwen3.5-experts"]
+GRADIENTS = ["bamba", "falcon-h1-norm", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "nemotron"]
+GRADIENTS += ["olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts"]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

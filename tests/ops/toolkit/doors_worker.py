@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import recurra.ops.delta_rule.generalised
 import recurra.ops.delta_rule.operator
 import recurra.ops.selective_scan.operator
 from recurra.decoding.linear import _decoding_linear
@@ -186,10 +187,15 @@ def of_products():
 def of_other_operators():
     delta = {"q": ones(4, 6, 3, 5), "k": ones(4, 6, 3, 5), "v": ones(4, 6, 3, 7)}
     delta |= {"a": ones(4, 6, 3, 1), "b": ones(4, 6, 3, 1), "state": ones(4, 3, 5, 7)}
+    keys = {name: ones(4, 6, 3, 5) for name in ("q", "k", "a", "read", "write")}
+    general = keys | {"v": ones(4, 6, 3, 7), "state": ones(4, 3, 5, 7)}
+    general = {name: general[name] for name in ("q", "k", "v", "a", "read", "write", "state")}
     selective = {"x": ones(2, 20, 24), "step": ones(2, 20, 24), "a": ones(24, 3), "b": ones(2, 20, 3)}
     selective |= {"c": ones(2, 20, 3), "h0": ones(2, 3, 24)}
     learned = {"dy": ones(4, 6, 3, 7), "dlast": ones(4, 3, 5, 7)} | delta
     learned |= {"u": ones(4, 6, 3, 7), "kept": ones(4, 15, 7)}
+    generally = {"dy": ones(4, 6, 3, 7), "dlast": ones(4, 3, 5, 7)} | general
+    generally |= {"u": ones(4, 6, 3, 7), "kept": ones(4, 15, 7)}
     kept = {"dy": ones(2, 20, 24), "dlast": ones(2, 3, 24)} | selective | {"kept": ones(2, 6, 24)}
     features = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
     turning = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
@@ -198,6 +204,10 @@ def of_other_operators():
         "delta rule": each_wrong(in_order(ops.delta_rule_fused), delta, [*delta][1:]),
         "delta rule, backward": each_wrong(
             in_order(ops.delta_rule_fused_backward), learned, [n for n in learned if n != "q"]
+        ),
+        "generalised": each_wrong(in_order(ops.generalised_delta_rule_fused), general, [*general][1:]),
+        "generalised, backward": each_wrong(
+            in_order(ops.generalised_delta_rule_fused_backward), generally, [n for n in generally if n != "q"]
         ),
         "selective": each_wrong(in_order(ops.selective_scan, True), selective, [*selective][1:], shared="a"),
         "selective, backward": each_wrong(

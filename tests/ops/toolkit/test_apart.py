@@ -25,14 +25,14 @@ SHARES = """
 import numpy as np
 from numba import prange
 from recurra.ops._toolkit.launch import call
-from recurra.ops._toolkit.launch import Kernel
+from recurra.ops._toolkit.launch import LoopKernel
 from tests.ops.toolkit.test_apart import add
 
 def add_shares(address, x, y, n, jobs):
     for job in prange(jobs):
         call(address, (x, y, n * job // jobs, n * (job + 1) // jobs))
 
-kernel, x = Kernel(add_shares), np.arange(100.0)
+kernel, x = LoopKernel(add_shares), np.arange(100.0)
 for form in (kernel._serial, kernel._parallel):
     for jobs in (1, 3, 8):
         y = np.ones(100)
@@ -69,6 +69,6 @@ def test_it_is_compiled_once_and_kept(run_python, tmp_path):
     )
     program = (
         "import sys; sys.path.insert(0, '.')\nimport kept\n"
-        "print(kept.through(kept.double.address, 21), *kept.double._compiled.stats.cache_hits.values())"
+        "print(kept.through(kept.double.address, 21), *kept.double.compiled.stats.cache_hits.values())"
     )
     assert [run_python(program).split() for _ in range(2)] == [["42"], ["42", "1"]]

@@ -74,6 +74,15 @@ def test_compiling_is_announced_once_and_reading_never(folder, monkeypatch, capl
     assert len(caplog.messages) == 1
 
 
+def test_each_kernel_is_named_while_it_is_compiled(folder, caplog):
+    caplog.set_level("DEBUG", logger="recurra.kernels")
+    call(), call(), call(plus_two)
+    assert [said for said in caplog.messages if said.startswith("compiling ") and "." in said][-2:] == [
+        f"compiling {plus_one.__module__}.plus_one",
+        f"compiling {plus_two.__module__}.plus_two",
+    ]
+
+
 def test_on_a_full_disk_kernels_are_compiled_in_memory_with_one_warning(folder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

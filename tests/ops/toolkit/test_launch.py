@@ -67,20 +67,21 @@ torch.set_num_threads(4)
 FOUR_THREADS = {"NUMBA_NUM_THREADS": "4", "OMP_NUM_THREADS": "4"}
 
 
-def loop(n):
+def loop(n, share):
     """The loop of a kernel that does nothing."""
-    total = 0
-    for i in numba.prange(n):
-        total += i
-    return total
+    for _ in range(share[0], share[1]):
+        pass
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A kernel that records which of its two forms ran."""
+    """A kernel that records whether threads ran."""
     kernel, taken = Kernel(loop), []
-    monkeypatch.setattr(kernel, "_serial", lambda *_: taken.append("serial"))
-    monkeypatch.setattr(kernel, "_parallel", lambda *_: taken.append(("parallel", numba.get_num_threads())))
+
+    def run(arguments, jobs, threads):
+        taken.append("serial" if threads == 1 else ("parallel", numba.get_num_threads()))
+
+    monkeypatch.setattr(kernel, "_run", run)
     kernel.taken = taken
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
     monkeypatch.setattr(numba, "get_num_threads", lambda: set_to[-1])
@@ -125,10 +126,46 @@ def test_a_kernel_that_raises_leaves_the_threads_free(kernel, monkeypatch):
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(kernel, "_parallel", fail)
+    monkeypatch.setattr(kernel, "_run", fail)
     with pytest.raises(MemoryError):
         kernel(5, jobs=4, work=1_000_000)
     assert not launch._parallel_kernels.locked()
+
+
+ARGUMENTS = """
+from collections import namedtuple
+import numpy as np, torch
+from recurra.ops._toolkit.launch import Kernel
+from recurra.ops._toolkit.vectors import Lanes, load, store
+
+ONE = Lanes("float64", 1)
+Sizes = namedtuple("Sizes", ["first", "step"])
+
+def fill(y, twice, some, sizes, negative, share):
+    for job in range(share[0], share[1]):
+        number = job * sizes.step + sizes.first + some[1]
+        for _ in range(number):
+            store(y, job, ONE, load(y, job, ONE) + load(twice, 0, ONE) * load(twice, 0, ONE))
+        if negative < 0:
+            store(y, job, ONE, load(y, job, ONE) + load(y, job, ONE))
+
+kernel, three = Kernel(fill), np.array([3.0])
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    for n in (1, 5, 40):
+        for negative in (-0.5, 0.5, True):
+            y = np.zeros(n)
+            kernel(y.ctypes.data, three.ctypes.data, (100, 7), Sizes(1, 2), negative, jobs=n, work=1_000_000)
+            np.testing.assert_array_equal(y, 9 * (2 * np.arange(n) + 8) * (2 if negative < 0 else 1))
+print("filled")
+"""
+
+
+def test_a_kernel_gets_its_arguments_whole(run_python, tmp_path):
+    (tmp_path / "filling.py").write_text(ARGUMENTS)
+    program = "import sys; sys.path.insert(0, '.')\nimport filling"
+    for _ in range(2):  # the second time from the disk
+        assert run_python(program, OMP_NUM_THREADS="2", NUMBA_NUM_THREADS="2").split() == ["filled"]
 
 
 @pytest.mark.parametrize("n_operators", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -142,20 +179,19 @@ import multiprocessing, numba
 from recurra.ops._toolkit.launch import Kernel
 
 parallel = []
-call = Kernel.__call__
-def counted(self, *arguments, jobs, work):
-    taken = self._parallel
-    self._parallel = lambda *a: (parallel.append(jobs), taken(*a))
-    call(self, *arguments, jobs=jobs, work=work)
-    self._parallel = taken
-Kernel.__call__ = counted
+run = Kernel._run
+def counted(self, arguments, jobs, threads):
+    if threads > 1:
+        parallel.append(jobs)
+    run(self, arguments, jobs, threads)
+Kernel._run = counted
 for threads in (2, 3, 4):
     torch.set_num_threads(threads)
     parallel.clear()
     # forward and backward of each operator; rows are split if there are fewer sequences than threads
     right = same(everything(), expected) and len(parallel) == 2 * N_OPERATORS and (threads == 2 or max(parallel) > 2)
     print("threads", threads, right)
-Kernel.__call__ = call
+Kernel._run = run
 print("layer", numba.threading_layer())
 
 right = []
@@ -316,12 +352,12 @@ def test_compiled_code_is_as_new_as_what_it_is_made_of(package, changed):
 
 SMALL_KERNEL = """
 import numba
-from recurra.ops._toolkit.launch import Kernel
+from recurra.ops._toolkit.launch import LoopKernel
 
 def double(x):
     for i in numba.prange(len(x)):
         x[i] *= 2
-kernel = Kernel(double)
+kernel = LoopKernel(double)
 """
 
 

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recurra.decoding.linear
 import recurra.ops.cells.orthogonal
+import recurra.ops.delta_rule.generalised
 import recurra.ops.selective_scan.operator  # noqa: F401
 from recurra.ops._operator import _hand_over_formulas
 from recurra.ops.delta_rule import reference as delta_modes
@@ -24,7 +25,7 @@ OF_TRACES = {  # tests/contracts/test_any_length.py; two of them are here too
     *("channel_modes", "convolve_window", "gate_loop_softmax_attention", "gru_cell_steps", "gru_steps"),
     *("reformer_attention", "relative_attention", "slstm_steps", "windowed_attention"),
 }
-OF_TRACES |= {f"{name}_backward" for name in {*OF_TRACES, "delta_rule", "matrix_scan"}}
+OF_TRACES |= {f"{name}_backward" for name in {*OF_TRACES, "delta_rule", "generalised_delta_rule", "matrix_scan"}}
 
 
 def draw(*shape, dtype=torch.float32):
@@ -76,6 +77,15 @@ def of_delta_rule_backward(d_a=1):
     return [draw(2, 5, 2, 7), None, *of_delta_rule(d_a), draw(2, 5, 2, 7), draw(2, 6, 7)]
 
 
+def of_generalised():
+    keys, write = ([draw(2, 5, 2, 3) for _ in range(n)] for n in (2, 3))
+    return [*keys, draw(2, 5, 2, 7), *write, draw(2, 2, 3, 7)]
+
+
+def of_generalised_backward():
+    return [draw(2, 5, 2, 7), None, *of_generalised(), draw(2, 5, 2, 7), draw(2, 6, 7)]
+
+
 def of_neumann():
     buffers = [torch.zeros(6), torch.zeros(6), torch.zeros((), dtype=torch.int64), torch.eye(4), torch.eye(4)]
     return [draw(6), *buffers, 2, 100, 1e-6]
@@ -105,6 +115,10 @@ CASES = {
     "delta_rule_fused, decays by channel": (lambda: of_delta_rule(3), 6 * 60 * 7),
     "delta_rule_fused_backward": (of_delta_rule_backward, 16 * 60 * 7),
     "delta_rule_fused_backward, decays by channel": (lambda: of_delta_rule_backward(3), 16 * 60 * 7),
+    "generalised_delta_rule_fused": (of_generalised, 8 * 60 * 7),
+    "generalised_delta_rule_fused, states kept": (lambda: [*of_generalised(), True], 8 * 60 * 7),
+    "generalised_delta_rule_fused_backward": (of_generalised_backward, 22 * 60 * 7),
+    "generalised_delta_rule": (of_generalised, 0),
     "delta_rule": (of_delta_rule, 0),  # of traces, where nobody counts
     "matrix_scan": (lambda: [draw(3, 3), draw(2, 5, 3), draw(2, 3)], 0),
     "decoding_linear": (lambda: [draw(3, 5), draw(7, 5), draw(7), draw(7)], 0),
@@ -137,7 +151,7 @@ def test_flops(case):
     assert counted.get_total_flops() == flops
 
 
-IN_PLAIN_TORCH = {"delta_rule", "matrix_scan", "neumann_inverse"}
+IN_PLAIN_TORCH = {"delta_rule", "generalised_delta_rule", "matrix_scan", "neumann_inverse"}
 
 
 def one_more_channel(x):
@@ -187,6 +201,8 @@ RECORDED = {
     "gate_loop_heads": (of_heads, lambda *x: recurrent(*x[:5], "reference")),
     "delta_rule_fused": (of_delta_rule, delta_modes.recurrent),
     "delta_rule": (of_delta_rule, delta_modes.recurrent),
+    "generalised_delta_rule_fused": (of_generalised, delta_modes.generalised_recurrent),
+    "generalised_delta_rule": (of_generalised, delta_modes.generalised_recurrent),
     "selective_scan": (CASES["selective_scan"][0], lambda *x: at_once(*x[:6])),
     "matrix_scan": (CASES["matrix_scan"][0], lambda *x: [matrix_scan(*x)]),
 }  # fmt: skip

@@ -22,6 +22,19 @@ def test_a_text_run_is_scored_with_its_lengths(there):
     assert "mem_len" not in scores
 
 
+def test_graphs_of_a_run_are_for_its_scores_too(there, monkeypatch):
+    monkeypatch.setattr("recurra.train.task.capture_on", lambda device, graphs: (device.type, graphs))
+    captures: list = []
+
+    def spy(*given, capture, **options):
+        captures.append(capture)
+        return evaluate(*given, **options)
+
+    monkeypatch.setattr("recurra.train.task.evaluate", spy)
+    score_run(open_run("runs/text", overrides=["--training.graphs", "auto"]))
+    assert captures == [("cpu", "auto")]
+
+
 def test_a_memory_horizon_run_is_scored_by_span_as_well(there):
     run = open_run("runs/horizon")
     scores = score_run(run)

@@ -119,6 +119,26 @@ def _delta_rule(q: FLOAT, k: FLOAT, v: FLOAT, a: FLOAT, b: FLOAT, h0: FLOAT) -> 
 
 
 @script(_domain, default_opset=op)
+def _generalised_delta_rule(
+    q: FLOAT, k: FLOAT, v: FLOAT, a: FLOAT, read: FLOAT, write: FLOAT, h0: FLOAT
+) -> tuple[FLOAT, FLOAT]:
+    """h_t = a_t h_{t-1} + write_t^T (read_t h_{t-1}) + k_t^T v_t, y_t = q_t h_t along axis 1."""
+
+    @graph()
+    def step(h_before, q_t, k_t, v_t, a_t, read_t, write_t):  # type: ignore[no-untyped-def]
+        moved = op.Mul(op.Unsqueeze(write_t, [3]), op.MatMul(op.Unsqueeze(read_t, [2]), h_before))
+        written = op.Mul(op.Unsqueeze(k_t, [3]), op.Unsqueeze(v_t, [2]))
+        h_now = op.Add(op.Add(op.Mul(op.Unsqueeze(a_t, [3]), h_before), moved), written)
+        return h_now, op.Squeeze(op.MatMul(op.Unsqueeze(q_t, [2]), h_now), [2])
+
+    last, y = op.Scan(
+        h0, q, k, v, a, read, write, body=step, num_scan_inputs=6, scan_input_axes=[1, 1, 1, 1, 1, 1],
+        scan_output_axes=[1],
+    )  # fmt: skip
+    return y, last
+
+
+@script(_domain, default_opset=op)
 def _slstm(
     projected: FLOAT, weights: FLOAT, c: FLOAT, n: FLOAT, m: FLOAT, h: FLOAT
 ) -> tuple[FLOAT, FLOAT, FLOAT, FLOAT, FLOAT]:
@@ -185,6 +205,7 @@ _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.cummax.default: _cummax,
     torch.ops.recurra.complex_scan.default: _complex_scan,
     torch.ops.recurra.delta_rule.default: _delta_rule,
+    torch.ops.recurra.generalised_delta_rule.default: _generalised_delta_rule,
     torch.ops.recurra.gru_steps.default: _gru,
     torch.ops.recurra.linear_scan.default: _linear_scan,
     torch.ops.recurra.matrix_scan.default: _matrix_scan,

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_any, tree_leaves_with_path, tree_map_only
 
 import recurra.mixers.gru
 import recurra.ops.cells.slstm
+import recurra.ops.delta_rule.generalised
 import recurra.ops.delta_rule.operator
 import recurra.ops.gate_loop._heads
 import recurra.ops.gate_loop.fused

@@ -46,11 +46,11 @@ _PROBES = (
 
 
 def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
-    """Return a run's tokenizer as transformers has it.
+    """Return a run's tokenizer as a transformers tokenizer.
 
-    It pads on the left, and has no token for padding: set `pad_token` to any there is, for with the attention mask it
-    is not read. Of a word-level vocabulary <eos>, the end of a line, is also where a text begins; byte pair encodings
-    put in front of a text what they put there in their tokenizer.json, and nothing behind it.
+    It pads on the left and has no padding token: set `pad_token` to any token, because the attention mask hides it. In
+    a word-level vocabulary, <eos>, the end of a line, also begins a text; byte pair encodings add the tokens that their
+    tokenizer.json puts before a text, and none after it.
 
     Args:
         encoder: a `Vocabulary` or a `BytePairEncoding`.
@@ -155,13 +155,13 @@ def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: st
 
 
 def save_folder(portable: PortableModel, folder: str | Path) -> None:
-    """Write a model as transformers loads it.
+    """Write a model for transformers.
 
-    It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
-    tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and manifest.json, from which `recurra
-    convert` rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
+    It writes config.json, model.safetensors and generation_config.json, in which a text begins like a line; for the
+    tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and manifest.json, which has the digests of
+    all these files and from which `recurra convert` rebuilds the run. The weights keep their dtype.
 
-    Raises OSError. What was in the folder then still is, unless files were already taking their places.
+    Raises OSError. The folder is then unchanged, unless the new files were already being moved into place.
     """
     model = causal_lm(portable.model)
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)

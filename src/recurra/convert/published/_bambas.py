@@ -1,21 +1,31 @@
-"""Mamba-2 and attention: transformers' BambaForCausalLM and GraniteMoeHybridForCausalLM."""
+"""Mamba-2 and attention: transformers' BambaForCausalLM, GraniteMoeHybridForCausalLM and FalconH1ForCausalLM, and
+NemotronHForCausalLM without experts.
+"""
 
+import re
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from recurra.checks import require
 from recurra.convert.published._mambas import ATTENTION, JAMBA, NO_LIMIT, PARTS_OF_MAMBA2, heads_of_mamba2
 from recurra.convert.published._rules import (
     EXPERTS,
+    Architecture,
     Block,
     Fused,
     Rule,
     attention_rules,
     experts_of,
     heads_of,
+    one_or_list,
     options_of,
     plain_rules,
 )
 from recurra.convert.published._settings import Settings, written
+from recurra.layers.state_space import most_heads
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 
@@ -204,4 +214,255 @@ GRANITE = BAMBA._replace(
     fused=_granite_fused,
     fits=lambda config: config.d_channel_mixing > 0,
     other_names={"layers_block_type": "layer_types"},
+)
+
+
+# --- Falcon-H1 (tiiuae/Falcon-H1-0.5B-Base to -34B) ---
+
+_PARALLEL = "mamba2-attention"
+_SIZES_OF_FALCON_H1 = {
+    "d_state": ("mamba_d_state", 256),
+    "d_conv": ("mamba_d_conv", 4),
+    "n_groups": ("mamba_n_groups", 1),
+    "n_mamba_heads": ("mamba_n_heads", 128),
+}
+_FOLDED = (
+    *("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"),
+    *("ssm_in_multiplier", "ssm_out_multiplier"),
+)
+
+
+def _falcon_h1_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
+    settings.only(mlp_bias=False, projectors_bias=False, mamba_use_mlp=True, time_step_limit=NO_LIMIT)
+    settings.only(layers_block_type=["hybrid"] * n_layer)
+    settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep mlp_expansion_factor")
+    for name in _FOLDED:
+        settings.positive(name)
+    settings.factors("mlp_multipliers", 2)
+    settings.factors("ssm_multipliers", 5)
+    sizes, epsilon = settings.sizes(_SIZES_OF_FALCON_H1), settings.number("rms_norm_eps", 1e-5)
+    base, share = settings.rotation(1.0)
+    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    inner = settings.size("mamba_expand", 2) * d_model
+    inner = settings.optional_size("mamba_d_ssm", 1024) or inner
+    heads = sizes["n_mamba_heads"]
+    got = heads * (settings.optional_size("mamba_d_head", absent="auto") or inner // heads)
+    require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_d_ssm = {inner}")
+    has_norm, is_first = settings.flag("mamba_rms_norm", False), settings.flag("mamba_norm_before_gate", True)
+    n_heads = settings.size("num_attention_heads", 32)
+    options = {
+        **sizes,
+        "d_inner": inner,
+        "norm": ("before" if is_first else "after") if has_norm else None,
+        "norm_epsilon": epsilon,
+        "n_heads": n_heads,
+        "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
+        "d_head": settings.optional_size("head_dim") or d_model // n_heads,
+        "dropout": settings.number("attention_dropout", 0.0),
+        "rotation_base": base,
+        "window": None,
+    }
+    return {
+        "d_channel_mixing": settings.size("intermediate_size", 14336),
+        "mixer_options": options,
+        "feed_forward": "swiglu",
+        "norm_epsilon": epsilon,
+        "embedding_scale": settings.positive("embedding_multiplier"),
+        "logit_scale": settings.positive("lm_head_multiplier"),
+    }
+
+
+def _falcon_h1_folded(entries: Mapping[str, Any], config: LanguageModelConfig) -> dict[str, Tensor]:
+    """The multipliers inside of blocks, which are products with rows of matrices."""
+    attention_in, attention_out, key, ssm_in, ssm_out = (entries.get(name, 1.0) for name in _FOLDED)
+    gate, down = entries.get("mlp_multipliers") or (1.0, 1.0)
+    options = options_of(config)[_PARALLEL]
+    d_selection = options["n_groups"] * options["d_state"]
+    rows = torch.tensor([options["d_inner"], options["d_inner"], d_selection, d_selection, options["n_mamba_heads"]])
+    parts = torch.tensor(entries.get("ssm_multipliers") or [1.0] * 5, dtype=torch.float32).double()  # as there
+    factors = {
+        "feed_forward.gate_proj": gate,
+        "feed_forward.down_proj": down,
+        "self_attn.q_proj": attention_in,
+        "self_attn.k_proj": attention_in * key,
+        "self_attn.v_proj": attention_in,
+        "self_attn.o_proj": attention_out,
+        "mamba.out_proj": ssm_out,
+    }
+    whole = {name: torch.tensor([factor], dtype=torch.float64) for name, factor in factors.items()}
+    whole["mamba.in_proj"] = ssm_in * parts.repeat_interleave(rows)
+    return {rf"model\.layers\.\d+\.{re.escape(name)}\.weight": factor for name, factor in whole.items()}
+
+
+def _falcon_h1_rules(block: Block) -> list[Rule]:
+    theirs = f"model.layers.{block.number}"
+    mamba, attention = (block._replace(part=part) for part in ("mamba.", "attention."))
+    return [
+        *attention_rules(attention, f"{theirs}.self_attn."),
+        *plain_rules(PARTS_OF_MAMBA2, mamba.own, f"{theirs}.mamba."),
+    ]
+
+
+def _falcon_h1_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    own = options[_PARALLEL]
+    inner = own["d_inner"] or 2 * config.d_model
+    n_mamba_heads = own["n_mamba_heads"] or most_heads(inner, 64)
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, _PARALLEL, own, config.d_model))
+    return {
+        **written(own | {"n_mamba_heads": n_mamba_heads}, _SIZES_OF_FALCON_H1),
+        "mamba_d_ssm": inner,
+        "mamba_d_head": inner // n_mamba_heads,
+        "mamba_rms_norm": own["norm"] is not None,
+        "mamba_norm_before_gate": own["norm"] != "after",
+        "intermediate_size": config.d_channel_mixing,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": own["dropout"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": own["rotation_base"]},
+        "rms_norm_eps": config.norm_epsilon,
+        "embedding_multiplier": config.embedding_scale,
+        "lm_head_multiplier": config.logit_scale,
+    }
+
+
+FALCON_H1 = JAMBA._replace(
+    model_type="falcon_h1",
+    mixer=_PARALLEL,
+    names={**JAMBA.names, "head.linear": "lm_head"},
+    config=_falcon_h1_config,
+    settings=_falcon_h1_settings,
+    rules=_falcon_h1_rules,
+    folded=_falcon_h1_folded,
+)
+
+
+# --- Nemotron-H without experts (nvidia/Nemotron-H-8B-Base-8K, NVIDIA-Nemotron-Nano-9B-v2) ---
+
+_OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_KINDS_OF_NEMOTRON = {
+    "linear_attention": "mamba2",
+    "full_attention": ATTENTION,
+    "mamba": "mamba2",
+    "attention": ATTENTION,
+}
+_SIZES_OF_NEMOTRON = {
+    "d_state": ("ssm_state_size", 128),
+    "d_conv": ("conv_kernel", 4),
+    "n_groups": ("n_groups", 8),
+    "n_heads": ("mamba_num_heads", 128),
+}
+_OF_NEMOTRONS_EXPERTS = """
+moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
+mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob
+num_experts_per_tok num_nextn_predict_layers output_router_logits routed_scaling_factor topk_group
+"""
+_HOW_NEMOTRON_RUNS = """
+attention_head_dim chunk_size expand hidden_dropout mamba_ssm_cache_dtype max_position_embeddings num_logits_to_keep
+rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_rank use_mamba_kernels
+"""
+
+
+def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    mixers, networks = _nemotron_blocks(settings)
+    settings.only(mamba_hidden_act=("silu", "swish"), mlp_hidden_act="relu2", sliding_window=None, use_conv_bias=True)
+    settings.only(attention_bias=False, mamba_proj_bias=False, mlp_bias=False, use_bias=False)
+    settings.only(time_step_limit=NO_LIMIT)  # the class limits steps by time_step_min
+    settings.ignore(_OF_NEMOTRONS_EXPERTS + _HOW_NEMOTRON_RUNS)
+    sizes, epsilon = settings.sizes(_SIZES_OF_NEMOTRON), settings.number("layer_norm_epsilon", 1e-5)
+    n_heads = settings.size("num_attention_heads", 32)
+    options = {
+        "mamba2": {
+            **sizes,
+            "d_inner": sizes["n_heads"] * settings.size("mamba_head_dim", 64),
+            "norm_epsilon": epsilon,
+            "least_step": settings.positive("time_step_min", 0.001),
+        },
+        ATTENTION: {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
+            "d_head": settings.size("head_dim", 128),
+            "dropout": settings.number("attention_dropout", 0.0),
+            "rotated_share": 0.0,
+            "window": None,
+        },
+    }
+    return {
+        "n_layer": len(mixers),
+        "d_channel_mixing": settings.size("intermediate_size", 21504),
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": one_or_list(networks),
+        "norm_epsilon": epsilon,
+    }
+
+
+def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
+    """Make blocks of layers, each a mixer or a feed-forward network, which belongs to the mixer before it."""
+    pattern = settings.text("hybrid_override_pattern", "".join(_OF_NEMOTRON))
+    layers = settings.words("layers_block_type", [*_KINDS_OF_NEMOTRON, "mlp", "moe"])
+    layers = layers or [_OF_NEMOTRON[letter] for letter in pattern]
+    expected = "mixers and feed-forward networks without experts, each network after a mixer"
+    mixers: list[str] = []
+    networks: list[str] = []
+    for layer in layers:
+        if layer in _KINDS_OF_NEMOTRON:
+            mixers.append(_KINDS_OF_NEMOTRON[layer])
+            networks.append("none")
+        else:
+            follows = layer == "mlp" and networks[-1:] == ["none"]
+            require(follows, "layers_block_type", layers, expected)
+            networks[-1] = "relu-squared"
+    require(bool(mixers), "layers_block_type", layers, expected)
+    return mixers, networks
+
+
+def _nemotron_rules(block: Block) -> list[Rule]:
+    theirs, after = (f"backbone.layers.{block.place + number}." for number in (0, 1))
+    is_attention, own = block.mixer == ATTENTION, f"blocks.{block.number}."
+    parts = {"norm_feed_forward": "norm", "feed_forward.0": "mixer.up_proj", "feed_forward.3": "mixer.down_proj"}
+    return [
+        *plain_rules({"norm_mixing": "norm"}, own, theirs),
+        *(attention_rules(block, f"{theirs}mixer.") if is_attention else []),
+        *([] if is_attention else plain_rules(PARTS_OF_MAMBA2, block.own, f"{theirs}mixer.")),
+        *(plain_rules(parts, own, after) if block.has_network else []),
+    ]
+
+
+def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
+    inner = mamba["d_inner"] or mamba["expand"] * config.d_model
+    heads = mamba["n_heads"] or most_heads(inner, 64)
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
+    layers = []
+    for (name, _), network in zip(config.mixers, config.feed_forwards):
+        layers.append("full_attention" if name == ATTENTION else "linear_attention")
+        layers += [] if network == "none" else ["mlp"]
+    return {
+        **written(mamba | {"n_heads": heads}, _SIZES_OF_NEMOTRON),
+        "num_hidden_layers": len(layers),
+        "layers_block_type": layers,
+        "mamba_head_dim": inner // heads,
+        "time_step_min": mamba["least_step"],
+        "intermediate_size": config.d_channel_mixing,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": attention["dropout"],
+        "layer_norm_epsilon": config.norm_epsilon,
+    }
+
+
+NEMOTRON_H = Architecture(
+    model_type="nemotron_h",
+    mixer="mamba2",
+    names={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
+    config=_nemotron_config,
+    settings=_nemotron_settings,
+    rules=_nemotron_rules,
+    fits=lambda config: "relu-squared" in config.feed_forwards and not config.tie_embeddings,  # which the class ignores
+    counts_layers=False,
+    other_names={"layer_types": "layers_block_type"},
+    other_tensors={"model.": "backbone."},
 )

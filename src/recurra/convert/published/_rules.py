@@ -37,6 +37,8 @@ class Rule(NamedTuple):
 class Block(NamedTuple):
     """A block of a stack: its number, its mixer's name and options, with their defaults, and its feed-forward network.
 
+    place: where the block begins in a stack in which each half of a block is a layer.
+    has_network: whether it has a feed-forward network.
     d_hidden: hidden channels of a dense network; n_experts, d_expert, d_shared: of a mixture, 0 if it is none.
     """
 
@@ -44,15 +46,18 @@ class Block(NamedTuple):
     mixer: str
     options: dict[str, Any]
     d_model: int
+    place: int = 0
+    has_network: bool = True
     d_hidden: int = 0
     n_experts: int = 0
     d_expert: int = 0
     d_shared: int = 0
+    part: str = ""
 
     @property
     def own(self) -> str:
-        """What the names of the mixer's parameters begin with."""
-        return f"blocks.{self.number}.mixer."
+        """What the names of the mixer's parameters begin with, or of those of its `part`."""
+        return f"blocks.{self.number}.mixer.{self.part}"
 
     @property
     def own_network(self) -> str:
@@ -87,6 +92,10 @@ class Architecture(NamedTuple):
     """Whether it is the embedding unless config.json says otherwise."""
     other_names: Mapping[str, str] = {}
     """Entries that stand under other names, too: these to the usual ones."""
+    counts_layers: bool = True
+    """Whether config.json must say how many layers there are, rather than list them."""
+    folded: Callable[[Mapping[str, Any], LanguageModelConfig], dict[str, Tensor]] = lambda entries, config: {}
+    """What config.json, which has been read, multiplies rows of tensors by, by patterns of their names."""
     other_tensors: Mapping[str, str | None] = {}
     """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
     other_layout: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
@@ -102,7 +111,8 @@ def read_config(architecture: Architecture, settings: Settings) -> LanguageModel
     """Make a model's shape of its config.json."""
     for other, key in architecture.other_names.items():
         settings.rename(other, key)
-    d_model, n_layer = settings.size("hidden_size"), settings.size("num_hidden_layers", most=MOST_LAYERS)
+    n_layer = settings.size("num_hidden_layers", None if architecture.counts_layers else 1, most=MOST_LAYERS)
+    d_model = settings.size("hidden_size")
     shape: dict[str, Any] = {
         "vocab_size": settings.size("vocab_size"),
         "n_layer": n_layer,
@@ -146,10 +156,13 @@ def blocks_of(config: LanguageModelConfig) -> list[Block]:
     """List the blocks of a stack."""
     options, experts = options_of(config), experts_of(config)
     sizes = tuple(experts[name] for name in ("n_experts", "d_expert", "d_shared"))
-    return [
-        Block(number, name, options[name], config.d_model, config.d_channel_mixing, *(sizes if kind == EXPERTS else ()))
-        for number, ((name, _), kind) in enumerate(zip(config.mixers, config.feed_forwards))
-    ]
+    blocks, place = [], 0
+    for number, ((name, _), kind) in enumerate(zip(config.mixers, config.feed_forwards)):
+        has_network = config.d_channel_mixing > 0 and kind != "none"
+        network = (place, has_network, config.d_channel_mixing, *(sizes if kind == EXPERTS else ()))
+        blocks.append(Block(number, name, options[name], config.d_model, *network))
+        place += 1 + has_network
+    return blocks
 
 
 def fused_of(architecture: Architecture, config: LanguageModelConfig) -> list["Fused"]:
@@ -248,6 +261,19 @@ def unpacked_experts(weights: dict[str, Tensor], layers: Mapping[str, tuple[str,
             for number, expert in enumerate(experts):
                 parts = zip(names, expert.chunk(len(names)))
                 weights |= {f"{beginning}.{number}.{layer}.weight": part for layer, part in parts}
+    return weights
+
+
+def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Multiply the rows of tensors by factors, all by one or each by its own, and round the products once, to `dtype`.
+
+    Tensors of other sizes are left alone, to be refused.
+    """
+    weights = dict(weights)
+    for pattern, factor in factors.items():
+        for name in [name for name in weights if re.fullmatch(pattern, name)]:
+            if len(factor) in (1, len(weights[name])):
+                weights[name] = (weights[name].double() * factor[:, None]).to(dtype)
     return weights
 
 

@@ -78,6 +78,14 @@ class Settings:
             raise self._refusal(key, repr(value), "a number above 0")
         return value
 
+    def factors(self, key: str, n: int) -> list[float]:
+        """Take a list of n finite numbers above 0; ones if it is null or missing."""
+        value = self._left.pop(key, None)
+        value = [1.0] * n if value is None else value
+        if not isinstance(value, list) or len(value) != n:
+            raise self._refusal(key, repr(value), f"a list of {n} numbers")
+        return [Settings({key: one}, self._name).positive(key) for one in value]
+
     def channels(self, key: str, default: float, d_model: int) -> float:
         """Take a factor of d_model; return the product."""
         channels = d_model * self.number(key, default)
@@ -105,6 +113,13 @@ class Settings:
         value = self._left.pop(key, known[0])
         if value not in known:
             raise self._refusal(key, repr(value), f"one of {', '.join(map(str, known))}")
+        return value
+
+    def text(self, key: str, letters: str) -> str:
+        """Take a text of these letters; an empty one if it is missing."""
+        value = self._left.pop(key, "")
+        if not isinstance(value, str) or not set(value) <= set(letters):
+            raise self._refusal(key, repr(value), f"a text of the letters {letters}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:

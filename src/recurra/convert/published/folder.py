@@ -1,4 +1,4 @@
-"""Folders of transformers' own classes, read as a language model here and written back."""
+"""Folders of transformers' own classes and RWKV-7's files, read as a language model here and written back."""
 
 import json
 import math
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from recurra._files.reading import read_json
 from recurra._files.weights import shape_difference
-from recurra._files.writing import replace_files
+from recurra._files.writing import replace_files, replacing
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published._bambas import BAMBA, GRANITE
+from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE, NEMOTRON_H
 from recurra.convert.published._chat import TEMPLATE, read_chat_template
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
@@ -31,6 +31,7 @@ from recurra.convert.published._rules import (
     fused_of,
     join_fused,
     matched,
+    multiplied,
     options_of,
     read_config,
     rules_of,
@@ -39,6 +40,7 @@ from recurra.convert.published._rules import (
     usual_names,
     weights_by_their_names,
 )
+from recurra.convert.published._rwkv7 import OF_THE_AUTHORS, RWKV7, entries_of_pth, without_unused
 from recurra.convert.published._settings import Settings
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.mixers.base import mixer_options
@@ -48,8 +50,8 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, BAMBA, GRANITE, LFM2, LFM2_MOE, OLMO_HYBRID, QWEN3_5),
-        *(QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM),
+        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
+        *(OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
     )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
@@ -73,25 +75,30 @@ def _read_entries(path: Path) -> dict[str, Any]:
 
 
 def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
-    """Make a language model of a published one: a folder of transformers' own class, or a GGUF file.
+    """Convert a published language model: a folder of transformers' own class, a GGUF file, or RWKV-7's .pth.
 
-    Its logits, and its states at any cut of a stream, are those of transformers' class; neither transformers nor any
-    code of the folder is needed.
+    Its logits, and its states at any cut of a stream, equal those of transformers' class (for RWKV-7, of the authors'
+    code). This needs neither transformers nor code from the folder.
 
     Args:
         folder: config.json, weights in model.safetensors or pytorch_model.bin, whole or in shards with an index, and
-            tokenizer.json if there is one; or a folder as the authors of Mamba publish it; or a GGUF file of an
-            architecture that `to_gguf` writes (needs the extra `hf`).
-        dtype: what to compute in; the weights are converted from whatever they are stored in.
+            tokenizer.json if there is one; or a folder in the format of Mamba's authors; or a GGUF file of an
+            architecture that `to_gguf` writes (needs the extra `hf`); or a .pth file of RWKV-7's authors.
+        dtype: the model's dtype; stored weights of any dtype are converted.
 
     Returns:
-        the model in evaluation mode, and its tokenizer and chat template, None if the folder has none. The template's
-        first lines set `bos_token`, `eos_token`, and `eos_tokens`, a list of the texts that end an answer.
+        the model in evaluation mode, and its tokenizer and chat template (None if the folder has none). The template's
+        first lines set `bos_token`, `eos_token` and `eos_tokens`, the strings that end an answer.
 
     Raises:
         ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
     """
     folder = Path(folder)
+    if folder.suffix == ".pth":
+        weights = without_unused(read_weights(folder))
+        entries = entries_of_pth(weights, str(folder))
+        outline = outline_of(OF_THE_AUTHORS, entries, len(weights), str(folder))
+        return PortableModel(filled(outline, OF_THE_AUTHORS, weights, str(folder), dtype), None)
     if folder.is_file():
         from recurra.convert.published.gguf_file import from_gguf  # of the extra hf
 
@@ -100,6 +107,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
     weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
+    weights = multiplied(weights, architecture.folded(entries, outline.config), dtype)
     model = filled(outline, architecture, weights, str(folder), dtype)
     if not (file := folder / "tokenizer.json").is_file():
         return PortableModel(model, None)
@@ -182,11 +190,11 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
     Files: config.json, model.safetensors and, if there are any, tokenizer.json and chat_template.jinja.
 
     Args:
-        portable: a `LanguageModel` of a shape that one of the known architectures has.
+        portable: a `LanguageModel` with one of the known architectures.
         folder: where to write them.
-        model_type: the class to write for, by the model_type of its config.json; the first that fits if None. It
-            matters for Qwen3-Next ("qwen3_next"): dense, or with experts in all blocks, it is also a Qwen3.5
-            ("qwen3_5_text", "qwen3_5_moe_text", the default).
+        model_type: the target class, by the model_type of its config.json; the first that fits if None. This
+            matters for Qwen3-Next ("qwen3_next"): if it is dense, or has experts in all blocks, it is also a Qwen3.5
+            ("qwen3_5_text" or "qwen3_5_moe_text", the default).
 
     Raises:
         ValueError: transformers has no class for such a model.
@@ -206,6 +214,22 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
         files[TEMPLATE] = portable.chat_template.encode()
     files["config.json"] = json.dumps(entries, indent=2).encode()
     replace_files({folder / name: content for name, content in files.items()})
+
+
+def to_pth(portable: PortableModel, path: str | Path) -> None:
+    """Write a language model as a .pth file in the layout of the authors of RWKV-7, which has no tokenizer.
+
+    Args:
+        portable: a `LanguageModel` of the mixers `rwkv7` and `rwkv7-channel-mixing` in turn, with an embedding norm.
+        path: the file to write.
+
+    Raises:
+        ValueError: their code has no such model.
+    """
+    _described(portable.model, [OF_THE_AUTHORS])
+    weights = weights_by_their_names(portable.model, rules_of(OF_THE_AUTHORS, portable.model.config))  # type: ignore
+    with replacing(Path(path)) as file:
+        torch.save(weights, file)
 
 
 def published_form(

@@ -73,6 +73,8 @@ class TolerantCache(FunctionCache):
         except Exception as error:  # whatever it is that unpickling damaged bytes raises
             self._give_up("read", error)
             return None
+        if found is None:
+            _LOG.debug("compiling %s.%s", self._py_func.__module__, self._py_func.__name__)
         if found is None and not _has_announced:
             _has_announced = True
             _LOG.info("compiling kernels for this processor, which takes seconds; kept in %s", self.cache_path)

@@ -11,8 +11,6 @@ end to end. Five rows of the batch meet each of its vectors: 20 sums in register
 
 from functools import cache
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
 from recurra.ops._toolkit.vector_math import divide, exp, maximum, sigmoid, softplus, tanh
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, multiply_add, spread, store_part, zeros
@@ -72,9 +70,9 @@ def _slope(u):  # type: ignore[no-untyped-def]
     return u - u * u
 
 
-def _forward(projected, of_gates, of_candidate, ru, c, reset, states, length, batch, size, span):  # type: ignore[no-untyped-def]
+def _forward(projected, of_gates, of_candidate, ru, c, reset, states, length, batch, size, span, share):  # type: ignore[no-untyped-def]
     """CRT (4): r and u from h, then c from r h; h' = h + u (c - h)."""
-    for job in prange((batch + span - 1) // span):
+    for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
         for t in range(length):
             at = t * batch + first
@@ -99,10 +97,10 @@ def _forward(projected, of_gates, of_candidate, ru, c, reset, states, length, ba
 
 
 def _backward(  # type: ignore[no-untyped-def]
-    dy, ru, c, states, of_gates, of_candidate, d_inputs, d_h, d_reset, length, batch, size, span
+    dy, ru, c, states, of_gates, of_candidate, d_inputs, d_h, d_reset, length, batch, size, span, share
 ):
     """Fill d_inputs backwards; d_h holds the gradient of the last state, and at the end that of the first."""
-    for job in prange((batch + span - 1) // span):
+    for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
         carry, to_reset = d_h + 4 * first * size, d_reset + 4 * first * size
         for i in range(length):
@@ -131,9 +129,9 @@ def _backward(  # type: ignore[no-untyped-def]
             _product(d_t, 3 * size, of_gates, 2 * size, size, carry, size, carry, size, n_rows)
 
 
-def _forward_after(projected, weights, ru, c, hidden, states, length, batch, size, span):  # type: ignore[no-untyped-def]
+def _forward_after(projected, weights, ru, c, hidden, states, length, batch, size, span, share):  # type: ignore[no-untyped-def]
     """torch.nn.GRU, whose reset gate acts after the product; `hidden` starts as its bias: h' = c + u (h - c)."""
-    for job in prange((batch + span - 1) // span):
+    for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
         for t in range(length):
             at = t * batch + first
@@ -156,10 +154,10 @@ def _forward_after(projected, weights, ru, c, hidden, states, length, batch, siz
 
 
 def _backward_after(  # type: ignore[no-untyped-def]
-    dy, ru, c, hidden, states, weights, d_inputs, d_hidden, d_h, length, batch, size, span
+    dy, ru, c, hidden, states, weights, d_inputs, d_hidden, d_h, length, batch, size, span, share
 ):
     """Fill d_inputs and d_hidden, whose parts for the candidate differ, backwards; d_h as in `_backward`."""
-    for job in prange((batch + span - 1) // span):
+    for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
         carry = d_h + 4 * first * size
         for i in range(length):
@@ -210,10 +208,10 @@ def _log_sigmoid(x):  # type: ignore[no-untyped-def]
     return nothing - softplus(nothing - x)
 
 
-def _slstm_forward(gates, weights, c, n, m, h, heads, length, batch, size, span):  # type: ignore[no-untyped-def]
+def _slstm_forward(gates, weights, c, n, m, h, heads, length, batch, size, span, share):  # type: ignore[no-untyped-def]
     """Beck et al. (8)-(17). `gates` comes as the projected inputs; tanh(z), i, f and sigmoid(o) remain there."""
     shares = (batch + span - 1) // span
-    for job in prange(heads * shares):
+    for job in range(share[0], share[1]):
         head, first = job // shares, job % shares * span
         n_rows, w = min(span, batch - first), weights + head * _panel_bytes(size, 4 * size)
         for t in range(length):
@@ -240,11 +238,11 @@ def _slstm_forward(gates, weights, c, n, m, h, heads, length, batch, size, span)
 
 
 def _slstm_backward(  # type: ignore[no-untyped-def]
-    dy, gates, weights, c, n, m, h, d_gates, d_c, d_n, d_h, heads, length, batch, size, span
+    dy, gates, weights, c, n, m, h, d_gates, d_c, d_n, d_h, heads, length, batch, size, span, share
 ):
     """Fill d_gates backwards; d_c, d_n and d_h hold gradients of the last state, and at the end those of the first."""
     shares = (batch + span - 1) // span
-    for job in prange(heads * shares):
+    for job in range(share[0], share[1]):
         head, first = job // shares, job % shares * span
         n_rows, w = min(span, batch - first), weights + head * _panel_bytes(4 * size, size)
         carry = 4 * (head * batch + first) * size

@@ -1,5 +1,6 @@
 """The steps of an sLSTM over a sequence: by kernels on a CPU, with the recurrent weights' gradient in one product."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -78,12 +79,19 @@ def slstm_sequence_reference(
     projected: Float[Tensor, "B L 4 H d"], weights: Float[Tensor, "H d gates"], state: SLSTMParts
 ) -> _Results:
     """Take the same steps in plain operators."""
+    return slstm_after_products(projected, state, lambda inputs, h: torch.baddbmm(inputs, h, weights))
+
+
+def slstm_after_products(
+    projected: Float[Tensor, "B L 4 H d"], state: SLSTMParts, add_product: Callable[[Tensor, Tensor], Tensor]
+) -> _Results:
+    """Take the same steps with `add_product` (H, B, 4 d), (H, B, d) -> (H, B, 4 d), which adds R h to the inputs."""
     steps = projected.permute(1, 3, 0, 2, 4).flatten(-2)  # L, H, B and the four of a head, as in R
     c, n, m, h = (x.transpose(0, 1) for x in state)
     m = torch.where(n == 0, _NEVER, m)  # the first step's input gate is then the stabiliser
     outputs = []
     for inputs in steps.unbind(0):
-        z, i, f, o = torch.baddbmm(inputs, h, weights).chunk(4, -1)
+        z, i, f, o = add_product(inputs, h).chunk(4, -1)
         log_f = functional.logsigmoid(f)
         before, m = m, torch.maximum(log_f + m, i).detach()
         forget, write = torch.exp(log_f + before - m), torch.exp(i - m)

@@ -19,8 +19,6 @@ decays of 0 are exact.
 Tensors are addresses of dense memory. With n workers, each takes every nth job and has scratch memory of its own.
 """
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -182,11 +180,11 @@ def _walk_block(  # type: ignore[no-untyped-def]
 
 @Kernel
 def delta_rule_forward(  # type: ignore[no-untyped-def]
-    q, k, v, a, b, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, d_a, every, workers
+    q, k, v, a, b, state, last, y, u, kept, scratch, size, batch, length, heads, d_qk, d_v, d_a, every, workers, share
 ):
     """Fill y, the last state, and u and the kept states (batch, heads, chunks, d_qk, d_v), if they are not 0."""
     blocks, n_kept = d_v // _COLUMNS * _COLUMNS, (length + every - 1) // every
-    for worker in prange(workers):
+    for worker in range(share[0], share[1]):
         h = scratch + 4 * worker * size
         for job in range(worker, batch * heads, workers):
             first = job // heads * length * heads + job % heads
@@ -281,12 +279,12 @@ def _back_to_state(  # type: ignore[no-untyped-def]
 @Kernel
 def delta_rule_backward(  # type: ignore[no-untyped-def]
     dy, dlast, q, k, a, b, u, kept, dq, dk, dv, da, db, dstate, scratch, size, batch, length, heads, d_qk, d_v,
-    d_a, every, block, workers,
+    d_a, every, block, workers, share,
 ):  # fmt: skip
     """Fill all gradients; a block of columns has `block` of them."""
     pitch, n_kept = (d_qk + WIDTH - 1) // WIDTH * WIDTH, (length + every - 1) // every
     blocks, tile = d_qk // _BLOCK * _BLOCK, 4 * block * pitch
-    for worker in prange(workers):
+    for worker in range(share[0], share[1]):
         c = scratch + 4 * worker * size
         states = c + tile
         sums = states + (every + 1) * tile

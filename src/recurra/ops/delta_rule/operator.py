@@ -1,4 +1,4 @@
-"""The gated delta rule: its front door, and its kernels, by steps and in chunks, as operators with derivatives."""
+"""The gated delta rule: the public function, and its kernels, by steps and in chunks, as operators with derivatives."""
 
 import math
 from collections.abc import Callable
@@ -326,26 +326,26 @@ def delta_rule(
 ) -> tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]:
     """Compute h_t = (I - b_t k_t^T k_t) diag(a_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t: the gated delta rule.
 
-    With one decay per head it is that of Yang, Kautz and Hatamizadeh, arXiv 2412.06464, with one per key channel Kimi
-    Delta Attention (arXiv 2510.26692), and with a = 1 the delta rule of Yang et al., arXiv 2406.06484.
+    With one decay per head, this is the rule of Yang, Kautz and Hatamizadeh, arXiv 2412.06464; with one per key
+    channel, Kimi Delta Attention (arXiv 2510.26692); and with a = 1, the delta rule of Yang et al., arXiv 2406.06484.
     Vectors are rows and the state is (d_qk, d_v), as in `recurra.gate_loop`; the first and the last paper write the
-    transpose. With b = 0 nothing is written and the state decays; with b = 1 and a key of length 1, the value that the
-    state held for that key is replaced by v. With one decay per head, the transition has the eigenvalue a (1 - b |k|^2)
-    along k and a across it: with |k| = 1 and b between 1 and 2 it is negative (Grazzi et al., arXiv 2411.12537).
+    transpose. With b = 0, nothing is written and the state decays. With b = 1 and a key of length 1, v replaces the
+    value stored under that key. With one decay per head, the transition has the eigenvalue a (1 - b |k|^2) along k and
+    a across it. With |k| = 1 and b between 1 and 2, the former is negative (Grazzi et al., arXiv 2411.12537).
 
     Args:
         q, k: queries and keys. The rule is stable for b |k|^2 of at most 2; keys are not normalised here.
         v: values.
         a: decays, one per head, (B, L, H) or (B, L, H, 1), or one per key channel, (B, L, H, d_qk), in [0, 1]; larger
-            ones are computed too.
-        b: how much of the difference is learned, (B, L, H) or (B, L, H, 1), in [0, 2].
+            values are allowed.
+        b: share of the difference that is written, (B, L, H) or (B, L, H, 1), in [0, 2].
         state: h_0, zeros if None.
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, in O(L) steps.
             "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them; on
-                CUDA chunks of 16 by Triton's kernels, in float32 for heads of up to 128 channels.
-            "fused": step by step by kernels: Numba's on the CPU in float32, Triton's on CUDA for heads of up to 256 key
-                channels. Under torch.func it is one of the others.
+                CUDA, chunks of 16 by Triton kernels, in float32 for heads of up to 128 channels.
+            "fused": step-by-step kernels: Numba on the CPU in float32, Triton on CUDA for heads of up to 256 key
+                channels. Under torch.func, it uses one of the other modes.
             "auto": "fused" if it applies, on CUDA for up to 64 key channels; else "recurrent" for up to 4 steps, and
                 "chunk" for more.
         backend: as for `recurra.linear_scan`. Only "fused" has kernels for the CPU, and "recurrent" has none.
@@ -356,7 +356,7 @@ def delta_rule(
 
     Raises:
         TypeError: an argument is not a tensor of real floating-point numbers.
-        ValueError: shapes or devices do not fit, or the mode or the backend does not exist or is not for such inputs.
+        ValueError: shapes or devices do not fit, or the mode or backend does not exist or does not support the inputs.
         RuntimeError: the backend cannot run here, or the mode does not have it.
     """
     require_literal(Mode, mode=mode)

@@ -25,8 +25,6 @@ kernels report numbers that are not finite among their results, and the caller t
 from functools import cache
 from typing import NamedTuple
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -297,11 +295,11 @@ def forward_kernel(number: str, steps: int) -> Kernel:
     """
     words, time = Lanes(number, WIDTH), Lanes("float32", steps)
 
-    def forward(q, k, v, a, state, y, last, kept, found, scratch, sizes):  # type: ignore[no-untyped-def]
+    def forward(q, k, v, a, state, y, last, kept, found, scratch, sizes, share):  # type: ignore[no-untyped-def]
         heads, of_group, n_chunks = sizes.heads, sizes.heads // sizes.groups, (sizes.length + steps - 1) // steps
         d_qk, d_v, of_state, dense = sizes.d_qk, sizes.d_v, sizes.p * sizes.r, sizes.d_qk * sizes.d_v
         size = words_size(dense == of_state, words)
-        for worker in prange(sizes.workers):
+        for worker in range(share[0], share[1]):
             states = scratch + _FLOAT * worker * sizes.share
             room = _forward_room(states + _FLOAT * of_group * of_state, steps, sizes.p, sizes.r)
             _fill(states, sizes.share)

@@ -3,8 +3,6 @@
 from functools import cache
 from typing import NamedTuple
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -272,12 +270,12 @@ def backward_kernel(number: str, steps: int) -> Kernel:
     words, time = Lanes(number, WIDTH), Lanes("float32", steps)
 
     def backward(  # type: ignore[no-untyped-def]
-        dy, q, k, v, a, kept, dlast, dq, dk, dv, da, dstate, found, scratch, sizes
+        dy, q, k, v, a, kept, dlast, dq, dk, dv, da, dstate, found, scratch, sizes, share
     ):
         heads, of_group, n_chunks = sizes.heads, sizes.heads // sizes.groups, (sizes.length + steps - 1) // steps
         d_qk, d_v, of_state, dense = sizes.d_qk, sizes.d_v, sizes.p * sizes.r, sizes.d_qk * sizes.d_v
         size = words_size(dense == of_state, words)
-        for worker in prange(sizes.workers):
+        for worker in range(share[0], share[1]):
             carries = scratch + _FLOAT * worker * sizes.share
             room = _backward_room(carries + _FLOAT * of_group * of_state, steps, sizes.p, sizes.r)
             _fill(carries, sizes.share)

@@ -18,8 +18,6 @@ last state and in the end that of the first.
 from collections.abc import Callable
 from functools import cache
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_function, compile_inline
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -101,10 +99,10 @@ def _row_back(  # type: ignore[no-untyped-def]
 def _make_forward(is_complex: bool, io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) -> Kernel:
     n, m = io.n_bytes, plane.n_bytes
 
-    def forward(q, k, v, a_re, a_im, x0_re, x0_im, y, h_re, h_im, batch, length, row, span):  # type: ignore[no-untyped-def]
+    def forward(q, k, v, a_re, a_im, x0_re, x0_im, y, h_re, h_im, batch, length, row, span, share):  # type: ignore[no-untyped-def]
         spans = (row + span - 1) // span
         ahead = max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             b, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // WIDTH * WIDTH
@@ -131,11 +129,11 @@ def _make_backward(is_complex: bool, io: Lanes, plane: Lanes, io_1: Lanes, plane
 
     def backward(  # type: ignore[no-untyped-def]
         dy, q, k, v, a_re, a_im, h_re, h_im, x0_re, x0_im, dh_re, dh_im,
-        dq, dk, dv, da_re, da_im, c0_re, c0_im, batch, length, row, span,
+        dq, dk, dv, da_re, da_im, c0_re, c0_im, batch, length, row, span, share,
     ):  # fmt: skip
         spans = (row + span - 1) // span
         ahead = max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             b, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // WIDTH * WIDTH
@@ -230,10 +228,10 @@ def _complex_row_back(dy, q, k, v, a, h, x, dq, dk, dv, da, c, start, stop, io, 
 def _make_complex_forward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes) -> Kernel:
     n = io.n_bytes
 
-    def forward(q, k, v, a, x0, y, h, batch, length, row, span):  # type: ignore[no-untyped-def]
+    def forward(q, k, v, a, x0, y, h, batch, length, row, span, share):  # type: ignore[no-untyped-def]
         spans, ahead = (row + span - 1) // span, max(1, _AHEAD // row)
         far, near = (ahead * q[2], ahead * k[2], ahead * v[2], ahead * a[2]), (0, 0, 0, 0)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             b, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // WIDTH * WIDTH
@@ -251,9 +249,9 @@ def _make_complex_forward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes) 
 def _make_complex_backward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes) -> Kernel:
     n = io.n_bytes
 
-    def backward(dy, q, k, v, a, h, x0, dq, dk, dv, da, c0, batch, length, row, span):  # type: ignore[no-untyped-def]
+    def backward(dy, q, k, v, a, h, x0, dq, dk, dv, da, c0, batch, length, row, span, share):  # type: ignore[no-untyped-def]
         spans, ahead = (row + span - 1) // span, max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             b, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // WIDTH * WIDTH

@@ -21,8 +21,6 @@ With n workers, each takes every nth job and has scratch memory of its own.
 
 from functools import cache
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -189,10 +187,10 @@ def forward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
     size, n, width = long.n_bytes, one.width, long.width
 
     def forward(  # type: ignore[no-untyped-def]
-        q, k, v, a, state, y, last, kept, scratch, batch, length, heads, d_qk, d_v, per_channel, every, workers
+        q, k, v, a, state, y, last, kept, scratch, batch, length, heads, d_qk, d_v, per_channel, every, workers, share
     ):
         columns, n_kept = d_v * n, (length + every - 1) // every
-        for worker in prange(workers):
+        for worker in range(share[0], share[1]):
             h = scratch + size * worker * d_qk * width
             for job in range(worker, batch * heads, workers):
                 sequence, head = job // heads, job % heads
@@ -234,11 +232,11 @@ def backward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
 
     def backward(  # type: ignore[no-untyped-def]
         dy, q, k, v, a, kept, dlast, dq, dk, dv, da, dstate, scratch, batch, length, heads, d_qk, d_v, per_channel,
-        every, workers,
+        every, workers, share,
     ):  # fmt: skip
         columns, channels, n_kept = d_v * n, d_qk * n, (length + every - 1) // every
         state, sums = size * d_v * width, size * (d_v + WIDTH) * WIDTH
-        for worker in prange(workers):
+        for worker in range(share[0], share[1]):
             c = scratch + worker * ((every + 2) * state + sums)
             states, to_sum = c + state, c + (every + 2) * state
             for job in range(worker, batch * heads, workers):
@@ -294,11 +292,11 @@ def backward_kernel_without_gates(number: str, is_complex: bool, vectors: int) -
 
     def backward(  # type: ignore[no-untyped-def]
         dy, q, k, v, a, kept, dlast, dq, dk, dv, dstate, scratch, batch, length, heads, d_qk, d_v, per_channel, every,
-        workers,
+        workers, share,
     ):  # fmt: skip
         columns, channels, n_kept = d_v * n, d_qk * n, (length + every - 1) // every
         tile, sums = size * d_v * width, size * (d_v + WIDTH) * WIDTH
-        for worker in prange(workers):
+        for worker in range(share[0], share[1]):
             c = scratch + worker * (tile + sums)
             to_sum = c + tile
             for job in range(worker, batch * heads, workers):

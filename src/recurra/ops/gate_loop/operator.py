@@ -1,4 +1,4 @@
-"""The front door of the GateLoop operator."""
+"""The public function of the GateLoop operator."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -49,15 +49,15 @@ def gate_loop(
         a: transitions, real or complex, d_a = 1 (one per head) or d_qk (one per key channel).
         state: h_0, zeros if None.
         mode: how to compute it; all modes give the same result.
-            "recurrent": step by step in plain torch, in the memory of one state.
+            "recurrent": step by step in plain torch, with the memory of one state.
             "scan": a linear scan over all states, in O(L H d_qk d_v) memory.
             "chunk": attention inside chunks of 64 steps and the recurrence between them, in matrix products, in
                 O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for float32, float16 and
                 bfloat16 and heads of up to 128 channels (64 if a, state or an input is complex). For anything else,
-                "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types,
-                and less memory than that: they walk through time step by step, or in chunks where that is faster
-                (float32, one transition per head). In Triton's, an infinity or NaN makes results NaN from the start of
-                its chunk, and one in the gradient of y those of the inputs to the end of its chunk.
+                "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types
+                and need less memory: they go through time step by step, or in chunks if that is faster
+                (float32, one transition per head). In Triton's kernels, an infinity or NaN makes results NaN from the
+                start of its chunk; in the gradient of y, it makes gradients of the inputs NaN to the end of its chunk.
             "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
             "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
             "auto": "fused" if it applies, and everything is real or the kernels are Numba's; else "recurrent" for a
@@ -79,7 +79,7 @@ def gate_loop(
 
     Raises:
         TypeError: an argument is not a tensor of floating-point or complex numbers.
-        ValueError: shapes or devices do not fit, the mode or the backend does not exist or is not for such inputs.
+        ValueError: shapes or devices do not fit, the mode or backend does not exist or does not support the inputs.
         RuntimeError: the backend cannot run here, or the mode does not have it.
     """
     _check(q, k, v, a, state, mode, cu_seqlens)

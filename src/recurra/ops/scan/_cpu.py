@@ -9,8 +9,6 @@ count floats, so a row of D complex channels is 2 D wide.
 
 from functools import cache
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
@@ -46,12 +44,12 @@ def _product(g, x, out, x_ahead, out_ahead, start, stop, lanes):  # type: ignore
 def _make_forward(wide: Lanes, narrow: Lanes) -> Kernel:
     size = wide.n_bytes
 
-    def forward(a, b, h0, h, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+    def forward(a, b, h0, h, batch, length, row, span, first, step, share):  # type: ignore[no-untyped-def]
         """Fill h at the times first, first + step, ... for every sequence; a job takes `span` floats of each row."""
         (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
         spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             sequence, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // WIDTH * WIDTH
@@ -71,12 +69,12 @@ def _make_forward(wide: Lanes, narrow: Lanes) -> Kernel:
 def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
     size = wide.n_bytes
 
-    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step, share):  # type: ignore[no-untyped-def]
         """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
         spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             sequence, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // WIDTH * WIDTH
@@ -155,13 +153,13 @@ def _finish_halves(g, a, h0, da, db, start, stop, halves, lanes):  # type: ignor
 def _make_halves_forward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes) -> Kernel:
     small, size, width = halves.n_bytes, wide.n_bytes, wide.width
 
-    def forward(a, b, h0, h, out, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+    def forward(a, b, h0, h, out, batch, length, row, span, first, step, share):  # type: ignore[no-untyped-def]
         """Fill h (float32) and out at the times first, first + step, ...; a job takes `span` floats of each row."""
         (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
         out_start, out_batch, out_time = out
         spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             sequence, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // width * width
@@ -183,7 +181,7 @@ def _make_halves_forward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes)
 def _make_halves_backward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes) -> Kernel:
     small, size, width = halves.n_bytes, wide.n_bytes, wide.width
 
-    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step, share):  # type: ignore[no-untyped-def]
         """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`.
 
         h, h0 and dh0 are float32; dh0 holds g on the way.
@@ -191,7 +189,7 @@ def _make_halves_backward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
         spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
-        for job in prange(batch * spans):
+        for job in range(share[0], share[1]):
             sequence, start = job // spans, (job % spans) * span
             stop = min(row, start + span)
             middle = start + (stop - start) // width * width
@@ -241,11 +239,11 @@ def vector_width(row: int, is_complex: bool) -> int:
 def _make_narrow_forward(lanes: Lanes) -> Kernel:
     size, width = lanes.n_bytes, lanes.width
 
-    def forward(a, b, h0, h, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+    def forward(a, b, h0, h, batch, length, row, span, first, step, share):  # type: ignore[no-untyped-def]
         """Fill h at the times first, first + step, ... for every sequence."""
         (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
         end, ahead = row - width, step * max(1, _AHEAD // row)
-        for sequence in prange(batch):
+        for sequence in range(share[0], share[1]):
             a_at = a_start + size * (sequence * a_batch + first * a_time)
             b_at = b_start + size * (sequence * b_batch + first * b_time)
             at, entering = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
@@ -266,11 +264,11 @@ def _make_narrow_forward(lanes: Lanes) -> Kernel:
 def _make_narrow_backward(lanes: Lanes) -> Kernel:
     size, width = lanes.n_bytes, lanes.width
 
-    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step, share):  # type: ignore[no-untyped-def]
         """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
         end, ahead = row - width, step * max(1, _AHEAD // row)
-        for sequence in prange(batch):
+        for sequence in range(share[0], share[1]):
             dh_at = dh_start + size * (sequence * dh_batch + last * dh_time)
             a_at = a_start + size * (sequence * a_batch + last * a_time)
             offset, entering = size * (sequence * h_batch + last * h_time), size * sequence * row

@@ -1,4 +1,4 @@
-"""The linear recurrence: its front door, and torch operators around its kernels with every kind of derivative.
+"""The linear recurrence: the public function, and torch operators around its kernels with every kind of derivative.
 
 The operators take tensors (B, L, D) and h0 (B, D) of one type, and check each before they take an address. On the CPU
 they run Numba's kernels, or Triton's in its interpreter if backend is "triton"; on CUDA Triton's.

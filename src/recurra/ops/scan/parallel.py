@@ -1,8 +1,8 @@
 """One sequence over several processes: each scans its own piece of time, and one exchange passes on the states.
 
-A piece maps the state that enters it as h -> P h + S, where P is the product of its transitions and S its last state
-when it starts from zero. The pair (P, S) of each process is a leaf of the scan's operator (GateLoop App. B): every
-process gathers all pairs and combines those before its own. The gradient runs backwards in the same manner: with
+A piece maps its incoming state as h -> P h + S, where P is the product of its transitions and S its last state when it
+starts from zero. The pair (P, S) of each process is a leaf of the scan's operator (GateLoop App. B): every process
+gathers all pairs and combines those before its own. The gradient runs backwards in the same way: with
 
     g_t = dh_t + conj(a_{t+1}) g_{t+1}        db_t = g_t        da_t = g_t conj(h_{t-1})
 
@@ -31,23 +31,24 @@ def sharded_scan(
     group: "dist.ProcessGroup",
     backend: str = "auto",
 ) -> Shaped[Tensor, "B L *channels"]:
-    """Compute h_t = a_t h_{t-1} + b_t over a sequence; rank r of `group` holds its r-th contiguous piece.
+    """Compute h_t = a_t h_{t-1} + b_t over a sequence; rank r of `group` has its r-th contiguous piece.
 
     All processes of the group call it together, each with its piece. Lengths may differ and may be 0; batch, channels
     and types are the same everywhere. The forward pass makes one exchange (`all_gather`) of two states' size per
     process, the backward pass one of a single state's size. States and gradients are those of `linear_scan` over the
     whole sequence, where the loss is the sum of all processes' losses.
 
-    Each process walks its piece twice in each direction: for what it passes on, and again with what comes in. (The
-    first piece, and backwards the last, is walked once.) So the time is that of two local scans and an exchange.
+    Each process scans its piece twice in each direction: first for the values that it sends, then with those that it
+    receives. (The first piece, and backwards the last, is scanned once.) The time is that of two local scans and an
+    exchange.
     Products of many transitions larger than 1 overflow sooner than the states would.
 
     Args:
         a: this piece's transitions, of any shape that broadcasts to b's, as for `linear_scan`.
         b: this piece's inputs, (B, L, *channels).
-        h0: the state before the whole sequence; zeros if None. Only rank 0's counts. The others can pass the same
-            tensor, as a program that is the same everywhere does, or None; its gradient is zero there. So gradients
-            summed over the processes are right for h0, as they are for shared weights.
+        h0: the state before the whole sequence; zeros if None. Only rank 0's is used. The others can pass the same
+            tensor or None; its gradient is zero there. Gradients summed over the processes are therefore correct for
+            h0, as they are for shared weights.
         group: the processes, in the order of time; `torch.distributed.group.WORLD` for all.
         backend: as for `linear_scan`.
 
@@ -55,8 +56,8 @@ def sharded_scan(
         This piece's states, (B, L, *channels), in the type that a and b promote to. The state after the whole sequence
         is the last one of the last process.
 
-    It can be differentiated once. Every process must run `backward` through its own result, because that is an exchange
-    too. As in any distributed program, an error that only one process raises leaves the others waiting.
+    It can be differentiated once. Every process must run `backward` through its own result, because the backward pass
+    also makes an exchange. As in any distributed program, an error in only one process leaves the others waiting.
     TORCH_DISTRIBUTED_DEBUG=DETAIL finds shapes that differ between processes.
 
     Raises:

@@ -12,8 +12,6 @@ the buffer is one long vector, with zeros where a narrower tile ends. The forwar
 the tiles).
 """
 
-from numba import prange
-
 from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vector_math import exp
 from recurra.ops._toolkit.vectors import (
@@ -119,10 +117,10 @@ def _add_up(sums, out, n_modes):  # type: ignore[no-untyped-def]
 
 
 @Kernel
-def selective_forward(x, step, a, b, c, h, y, kept, scratch, batch, length, row, n_modes, size, workers):  # type: ignore[no-untyped-def]
+def selective_forward(x, step, a, b, c, h, y, kept, scratch, batch, length, row, n_modes, size, workers, share):  # type: ignore[no-untyped-def]
     """Fill y (batch, length, row) and kept, and turn h (batch, n_modes, row) from the first state into the last."""
     tiles, n_blocks = (row + TILE - 1) // TILE, (length + STEPS - 1) // STEPS
-    for worker in prange(workers):
+    for worker in range(share[0], share[1]):
         a_tile = scratch + 4 * worker * size
         h_tile = a_tile + 4 * n_modes * TILE
         for job in range(worker, batch * tiles, workers):
@@ -144,12 +142,12 @@ def selective_forward(x, step, a, b, c, h, y, kept, scratch, batch, length, row,
 
 @Kernel
 def selective_backward(  # type: ignore[no-untyped-def]
-    dy, x, step, a, b, c, kept, g, dx, dstep, da, db, dc, scratch, batch, length, row, n_modes, size, workers
+    dy, x, step, a, b, c, kept, g, dx, dstep, da, db, dc, scratch, batch, length, row, n_modes, size, workers, share
 ):
     """Fill dx, dstep, da (batch, n_modes, row), db and dc (tiles, batch, length, n_modes); g from last to first."""
     tiles, n_blocks = (row + TILE - 1) // TILE, (length + STEPS - 1) // STEPS
     floats = n_modes * TILE  # of one tile's states
-    for worker in prange(workers):
+    for worker in range(share[0], share[1]):
         a_tile = scratch + 4 * worker * size
         g_tile, da_tile, transitions = a_tile + 4 * floats, a_tile + 8 * floats, a_tile + 12 * floats
         states = transitions + 4 * STEPS * floats

@@ -1,8 +1,7 @@
-"""The selective scan: its front door, and its two kernels as torch operators with derivatives.
+"""The selective scan: the public function, and its two kernels as torch operators with derivatives.
 
-Neither pass keeps the states of all steps: the forward
-pass keeps every sixteenth, which takes as much memory as x with 16 modes, and the backward pass computes the others
-again.
+Neither pass stores the states of all steps. The forward pass stores every sixteenth, which takes as much memory as x
+with 16 modes, and the backward pass recomputes the others.
 """
 
 import math
@@ -197,16 +196,16 @@ def selective_scan(
 
     Gu and Dao, arXiv 2312.00752, section 3.2.
 
-    A step of 0 lets the state pass. On the CPU in float32, and on CUDA, one kernel runs each pass; otherwise long
-    sequences run in pieces of time. Either way the backward pass computes the states between kept ones again (as the
-    published kernel does, Gu & Dao, section 3.3.2). Traces, and torch.func, take all steps at once.
+    A step of 0 leaves the state unchanged. On the CPU in float32, and on CUDA, one kernel runs each pass; otherwise
+    long sequences run in pieces of time. Either way, the backward pass recomputes the states between stored ones (as
+    the published kernel does, Gu & Dao, section 3.3.2). Traces and torch.func process all steps at once.
 
     Args:
         x: the input. x, step, b and c have one type: that of a and h0, float32 or float64, or float16 or bfloat16,
             which are computed in a's type. Triton's kernels read and write bfloat16.
         step: the step sizes, Delta.
         a: eigenvalues, below 0 for modes that decay.
-        b, c: how the modes read and are read, the same for all channels.
+        b, c: input and output weights of the modes, the same for all channels.
         h0: the state before the first step.
         backend: as for `recurra.linear_scan`.
 
@@ -214,7 +213,7 @@ def selective_scan(
         y, of x's type, and the last state.
 
     Raises:
-        ValueError: the backend does not exist or is not for such inputs.
+        ValueError: the backend does not exist or does not support the inputs.
         RuntimeError: the backend cannot run here.
     """
     inputs, chosen = (x, step, a, b, c, h0), choose_backend(backend, x.device)

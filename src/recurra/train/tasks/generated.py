@@ -122,23 +122,23 @@ class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists ke
     """What all tasks have in common: sequences are drawn, so an epoch is a number of batches."""
 
     shortest: ClassVar[int] = 1
-    """The least length that the task can have."""
+    """The task's minimum length."""
     min_length: int
     """Shortest sequence in training, in tokens."""
     max_length: int
-    """Longest sequence in training, at its start."""
+    """Longest sequence at the start of training."""
     final_length: int | None = None
-    """Longest sequence once the curriculum has ended; null: data.max_length throughout."""
+    """Longest sequence after the curriculum; null: data.max_length throughout."""
     growth_epochs: int = 0
-    """Epochs in which the longest length grows from data.max_length to data.final_length, a little with every step."""
+    """Epochs over which the longest length grows gradually from data.max_length to data.final_length."""
     hold_epochs: int = 0
     """Epochs before the longest length begins to grow."""
     growth: Literal["linear", "geometric"] = "linear"
-    """linear: by the same number of tokens in every epoch; geometric: by the same factor, so that more of the training
-    goes to short sequences, which cost less and are learned first."""
+    """linear: by the same number of tokens in every epoch; geometric: by the same factor. geometric trains longer on
+    short sequences, which cost less and are learned first."""
     growth_loss: float | None = None
-    """Let the longest length take the next of its data.growth_epochs steps only after an epoch whose mean training
-    loss, in nats per target, is below this; null: one step in each epoch, whatever has been learned."""
+    """Increase the longest length by the next of its data.growth_epochs increments only after an epoch with a mean
+    training loss, in nats per target, below this; null: one increment per epoch, regardless of the loss."""
     eval_min_length: int
     """Shortest sequence in evaluation."""
     eval_max_length: int
@@ -146,14 +146,14 @@ class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists ke
     steps_per_epoch: int = 500
     """Batches that make an epoch."""
     eval_steps: int = 16
-    """Batches of whole sequences in an evaluation, on validation and on test, each always the same."""
+    """Batches of whole sequences per evaluation, on validation and on test; they are always the same."""
     batch_size: int = 128
     """Sequences in a training step, over all ranks together; all have one length."""
     eval_batch_size: int = 128
     """Sequences in an evaluation step, over all ranks together."""
     eval_piece: int | None = None
-    """Tokens of each sequence that an evaluation step reads, carrying the state to the next step: the memory that a
-    long sequence takes is that of one piece. Null: whole sequences. With it, all have data.eval_max_length."""
+    """Tokens of each sequence per evaluation step; the state is carried to the next step, so a long sequence needs the
+    memory of one piece. Null: whole sequences. If set, all sequences have data.eval_max_length tokens."""
     seed: int = 0
     """Seed of the sequences."""
 

@@ -217,7 +217,7 @@ class RecallConfig(GeneratedConfig):
     vocabulary: int = 8192
     """Tokens: half of them for keys, half for values."""
     random_filler: bool = True
-    """Whether the places between pairs and queries hold random tokens; false: token 0, as in the paper's figure 2."""
+    """Fill the positions between pairs and queries with random tokens; false: token 0, as in the paper's figure 2."""
     min_length: int = 64
     max_length: int = 64
     eval_min_length: int = 64
@@ -269,7 +269,7 @@ class InductionConfig(GeneratedConfig):
     shortest: ClassVar[int] = 3
 
     vocabulary: int = 16
-    """Ordinary tokens; the special one comes besides."""
+    """Number of ordinary tokens, not counting the special one."""
     min_length: int = 256
     max_length: int = 256
     eval_min_length: int = 256

@@ -1,8 +1,9 @@
-"""Updates as CUDA graphs: the launches of one update are recorded, and later ones of the same form replay them.
+"""Calls as CUDA graphs: the launches of one call are recorded, and later calls of the same form replay them.
 
-A small model leaves a card idle while the host launches kernels. A graph holds all launches of an update with their
-addresses: whatever changes between updates has to lie in memory that stays where it is. Inputs are therefore copied
-into static buffers, numbers included, and outputs stay where the graph writes them, until the next one runs.
+A small model leaves a card idle while the host launches kernels. A graph holds all launches of a training update, of a
+step of decoding or of a batch of an evaluation, with their addresses: whatever changes between calls has to lie in
+memory that stays where it is. Inputs are therefore copied into static buffers, numbers included, and outputs stay where
+the graph writes them, until the next one runs.
 """
 
 import random
@@ -16,18 +17,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from recurra.train.config import TrainingConfig
-
 WARM_UPS = 3
-"""Updates of a form that run without a graph first: kernels are compiled, and the optimiser gets its state."""
+"""Calls of a form that run without a graph first: kernels are compiled, and an optimiser gets its state."""
 MOST_GRAPHS = 8
 IDLE = 100
-"""A graph gives way to a new form once it has not run for this many updates. Lengths drawn anew for every batch would
+"""A graph gives way to a new form once it has not run for this many calls. Lengths drawn anew for every batch would
 otherwise be captured again and again; those beyond the limit run without a graph."""
-
-CAPTURABLE = frozenset({"adamw", "sgd", "muon"})
-"""Optimisers whose step is a part of the graph: it counts updates and reads learning rates on the device. The step of
-all others, such as SOAP, which counts in Python, runs after the graph."""
 
 
 class Capture(Protocol):
@@ -40,6 +35,9 @@ class Capture(Protocol):
 
     def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Record a run without executing it; return its outputs and what executes it."""
+
+    def fresh(self) -> "Capture":
+        """Make another one, whose graphs leave the outputs of these alone."""
 
 
 class CudaCapture:
@@ -61,7 +59,7 @@ class CudaCapture:
             outputs = run()
         current.wait_stream(self._stream)
         if waits:
-            return outputs, "the model or its loss waits for the device within an update"
+            return outputs, "the model or its loss waits for the device"
         return outputs, "" if drawn == _host_generators() else "the model draws random numbers on the host"
 
     def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
@@ -75,6 +73,15 @@ class CudaCapture:
             raise
         self._first = self._first or graph
         return outputs, graph.replay
+
+    def fresh(self) -> "CudaCapture":
+        """Make another memory pool."""
+        return CudaCapture(self.device)
+
+
+def capture_on(device: torch.device, graphs: str) -> Capture | None:
+    """Return what captures on a device, or None if `graphs` is "off" or there is no card."""
+    return CudaCapture(device) if graphs != "off" and device.type == "cuda" else None
 
 
 @contextmanager
@@ -101,8 +108,8 @@ def _host_generators() -> tuple[Any, bytes]:
     return random.getstate(), torch.get_rng_state().numpy().tobytes()
 
 
-class _Graph:
-    """The static inputs of one form of updates and, after its warm-ups, its graph."""
+class Graph:
+    """The static inputs of one form of calls and, after its warm-ups, its graph."""
 
     def __init__(self, leaves: Sequence[Any], spec: TreeSpec, device: torch.device) -> None:
         number = torch.zeros((), dtype=torch.float32, device=device)
@@ -117,7 +124,7 @@ class _Graph:
         self._own = {leaf.untyped_storage().data_ptr() for leaf in self.leaves if isinstance(leaf, Tensor)}
 
     def fill(self, leaves: Sequence[Any]) -> None:
-        """Copy the inputs of an update; a number is the argument of a kernel, for which nothing waits."""
+        """Copy the inputs of a call; a number is the argument of a kernel, for which nothing waits."""
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if places:
             torch._foreach_copy_([self.leaves[place] for place in places], [leaves[place] for place in places])
@@ -126,13 +133,13 @@ class _Graph:
                 own.fill_(leaf)
 
     def apart(self, output: Any) -> Any:
-        """Copy an output that is an input: the next update fills its inputs one after the other."""
+        """Copy an output that is an input: the next call fills its inputs one after the other."""
         is_input = isinstance(output, Tensor) and output.untyped_storage().data_ptr() in self._own
         return output.clone() if is_input else output
 
 
 class Form(NamedTuple):
-    """What two updates have in common if one graph serves both: all but the tensors' values and the numbers."""
+    """What two calls have in common if one graph serves both: all but the tensors' values and the numbers."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
@@ -170,33 +177,33 @@ class GraphedFunction:
         refuse: Callable[[str], None],
     ) -> None:
         self._function, self.capture, self._changes, self._refuse = function, capture, changes, refuse
-        self._graphs: dict[Form, _Graph] = {}
+        self._graphs: dict[Form, Graph] = {}
         self._n_calls = 0
 
     def forget(self) -> None:
         """Drop all graphs, because what they change lies elsewhere now."""
         self._graphs.clear()
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Compute the function of `inputs`."""
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Compute the function of these."""
         self._n_calls += 1
         graph = None
         if self.capture is not None:
-            leaves, spec = tree_flatten(inputs)
+            leaves, spec = tree_flatten((given, options))
             if any(isinstance(leaf, Tensor) and leaf.device != self.capture.device for leaf in leaves):
                 self._give_up("a batch has lengths that are read on the host")
             else:
                 graph = self._find(Form(spec, tuple(map(_form, leaves))), leaves)
         if graph is None:
-            return self._function(*inputs)
+            return self._function(*given, **options)
         graph.fill(leaves)
         if graph.replay is None:
-            return self._run(graph, inputs)
+            return self._run(graph, given, options)
         graph.replay()
         increment_version(self._changes)
         return graph.outputs
 
-    def _find(self, form: Form, leaves: Sequence[Any]) -> _Graph | None:
+    def _find(self, form: Form, leaves: Sequence[Any]) -> Graph | None:
         """Return the graph of a form, a new one if there is room."""
         graph = self._graphs.get(form)
         if graph is None:
@@ -206,16 +213,17 @@ class GraphedFunction:
                     return None
                 del self._graphs[oldest]
             assert self.capture is not None
-            graph = self._graphs[form] = _Graph(leaves, form.spec, self.capture.device)
+            graph = self._graphs[form] = Graph(leaves, form.spec, self.capture.device)
         graph.used = self._n_calls
         return graph
 
-    def _run(self, graph: _Graph, inputs: Sequence[Any]) -> Any:
+    def _run(self, graph: Graph, given: Sequence[Any], options: dict[str, Any]) -> Any:
         """Warm a graph up, or capture and replay it."""
         assert self.capture is not None
 
         def run() -> Any:
-            return tree_map(graph.apart, self._function(*graph.inputs))
+            own, own_options = graph.inputs
+            return tree_map(graph.apart, self._function(*own, **own_options))
 
         graph.n_runs += 1
         if graph.n_runs <= WARM_UPS:
@@ -226,8 +234,8 @@ class GraphedFunction:
         try:
             graph.outputs, graph.replay = self.capture.capture(run)
         except RuntimeError as error:
-            self._give_up(f"an update cannot be captured ({str(error).splitlines()[0]})")
-            return self._function(*inputs)
+            self._give_up(f"a call cannot be captured ({str(error).splitlines()[0]})")
+            return self._function(*given, **options)
         graph.replay()
         increment_version(self._changes)
         return graph.outputs
@@ -236,14 +244,3 @@ class GraphedFunction:
         self.capture = None
         self._graphs.clear()
         self._refuse(why)
-
-
-def why_no_graphs(config: TrainingConfig, device: torch.device, n_ranks: int) -> str:
-    """Say why updates of a run cannot be graphs; "" if nothing but the run itself may show it."""
-    reasons = {
-        "there is no CUDA device": device.type != "cuda",
-        "several processes train the run": n_ranks > 1,
-        "training.compile is true": config.compile,
-        "training.checkpoint_blocks is true": config.checkpoint_blocks,  # it restores random states on the host
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")

@@ -1,0 +1,232 @@
+"""The generalised delta rule: its front door, and its kernels on the CPU as operators with derivatives."""
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import kind_of, require_layout, require_tensor, sentence
+from recurra.ops._operator import (
+    HALF,
+    Differentiable,
+    OneNode,
+    Operator,
+    addresses,
+    is_any_length,
+    usable_threads,
+    without_autocast,
+)
+from recurra.ops._toolkit.backends import choose_backend
+from recurra.ops._toolkit.memory import empty_result, in_huge_pages
+from recurra.ops.delta_rule.operator import _EVERY, _FEW, _dense, _kept_shape
+from recurra.ops.delta_rule.reference import generalised_chunk, generalised_recurrent
+from recurra.ops.gate_loop.reference import check_shape
+
+_OVER_KEYS = ("q", "k", "a", "read", "write")
+
+
+def _check_inputs(named: dict[str, Tensor], q: Tensor, v: Tensor) -> None:
+    """Refuse what does not make a generalised delta rule."""
+    for name, tensor in named.items():
+        require_tensor(name, tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(sentence(name, kind_of(tensor), "real floating-point numbers"))
+        if tensor.device != q.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(sentence(name, kind_of(tensor), "(B, L, H, d)"))
+    batch, length, heads, d_qk = q.shape
+    for name in _OVER_KEYS:
+        check_shape(name, named[name], (batch, length, heads, d_qk))
+    check_shape("v", v, (batch, length, heads, v.shape[3]))
+    if "state" in named:
+        check_shape("state", named["state"], (batch, heads, d_qk, v.shape[3]))
+
+
+def _check(q, k, v, a, read, write, state, keep=False):  # type: ignore[no-untyped-def]
+    """Refuse what the kernels cannot take: anything but float32 of these shapes."""
+    if q.dim() != 4 or q.dtype != torch.float32:
+        raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
+    steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
+    for name, x in zip(_OVER_KEYS[1:], (k, a, read, write)):
+        require_layout(name, x, q.shape, q.dtype, q.device)
+    require_layout("v", v, (*steps, d_v), q.dtype, q.device)
+    require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
+
+
+def _allocate(q, k, v, a, read, write, state, keep):  # type: ignore[no-untyped-def]
+    u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
+    new = empty_result(v), state.new_empty(*state.shape)
+    return *new, in_huge_pages(v.new_empty(*u)), in_huge_pages(state.new_empty(*kept))
+
+
+@cache
+def _cpu() -> Any:
+    from recurra.ops.delta_rule import _generalised_cpu
+
+    return _generalised_cpu
+
+
+def _run(results, q, k, v, a, read, write, state, keep):  # type: ignore[no-untyped-def]
+    y, last, u, kept = results
+    if 0 in (q.numel(), v.numel()):
+        y.zero_(), last.copy_(state)
+        return
+    batch, length, heads, d_qk = q.shape
+    workers, size = min(usable_threads(), batch * heads), _cpu().forward_scratch(d_qk)
+    inputs, scratch = _dense(q, k, v, a, read, write, state), q.new_empty(workers * size)
+    _cpu().generalised_delta_rule_forward(
+        *addresses(*inputs, last, y), *(addresses(u, kept) if keep else (0, 0)), scratch.data_ptr(), size,
+        batch, length, heads, d_qk, v.shape[3], _EVERY, workers, jobs=workers, work=length * state.numel(),
+    )  # fmt: skip
+
+
+def _check_back(dy, dlast, q, k, v, a, read, write, state, u, kept):  # type: ignore[no-untyped-def]
+    _check(q, k, v, a, read, write, state)
+    named = ("dy", dy, v.shape), ("dlast", dlast, state.shape), ("u", u, v.shape), ("kept", kept, _kept_shape(q, v))
+    for name, x, shape in named:
+        if x is not None:
+            require_layout(name, x, shape, q.dtype, q.device)
+
+
+def _run_back(results, dy, dlast, q, k, v, a, read, write, state, u, kept):  # type: ignore[no-untyped-def]
+    dy = torch.zeros_like(v) if dy is None else dy
+    dlast = torch.zeros_like(state) if dlast is None else dlast
+    if 0 in (q.numel(), v.numel()):
+        for gradient in results[:6]:
+            gradient.zero_()
+        results[6].copy_(dlast)
+        return
+    batch, length, heads, d_qk = q.shape
+    workers, size = min(usable_threads(), batch * heads), _cpu().backward_scratch(d_qk, _EVERY)
+    inputs, scratch = _dense(dy, dlast, q, k, v, a, read, write, u, kept), q.new_empty(workers * size)
+    _cpu().generalised_delta_rule_backward(
+        *addresses(*inputs, *results, scratch), size, batch, length, heads, d_qk, v.shape[3], _EVERY,
+        _cpu().rows_of_block(d_qk), _cpu()._pitch(d_qk), workers, jobs=workers, work=length * state.numel(),
+    )  # fmt: skip
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor a, Tensor read, Tensor write, Tensor state"
+_operator = Operator(
+    f"generalised_delta_rule_fused({_INPUTS}, bool keep=False) -> (Tensor, Tensor, Tensor, Tensor)",
+    check=_check,
+    allocate=_allocate,
+    run=_run,
+    flops=lambda q, k, v, *_: 8 * math.prod(q) * v[-1],  # a value read, two written, and the output
+)
+_back = Operator(
+    f"generalised_delta_rule_fused_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor u, Tensor kept) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_back,
+    allocate=lambda dy, dlast, *inputs: tuple(map(empty_result, inputs[:7])),
+    run=_run_back,
+    # the state again, and nine products with their sums
+    flops=lambda dy, dlast, q, k, v, *_: 22 * math.prod(q) * v[-1],
+)
+
+
+def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
+    results = _operator(*inputs, keep)
+    return results, (*inputs, *results[2:])
+
+
+def _in_torch(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    return (generalised_recurrent if inputs[0].shape[1] <= _FEW else generalised_chunk)(*inputs)
+
+
+_with_gradients = Differentiable(
+    _forward,
+    lambda gradients, saved, needs: _back(*gradients[:2], *saved),
+    n_inputs=7,
+    reference=_in_torch,
+    constant=(2, 3),
+)
+
+
+def _record(*arguments):  # type: ignore[no-untyped-def]
+    y, last, u, kept = _with_gradients(*arguments[:7])
+    return y, last, *((u, kept) if arguments[7] else (u.new_empty(0), u.new_empty(0)))
+
+
+_operator.record = _record
+
+
+def generalised_delta_rule(
+    q: Float[Tensor, "B L H d_qk"],
+    k: Float[Tensor, "B L H d_qk"],
+    v: Float[Tensor, "B L H d_v"],
+    a: Float[Tensor, "B L H d_qk"],
+    read: Float[Tensor, "B L H d_qk"],
+    write: Float[Tensor, "B L H d_qk"],
+    state: Float[Tensor, "B H d_qk d_v"] | None = None,
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]:
+    """Compute h_t = (diag(a_t) + write_t^T read_t) h_{t-1} + k_t^T v_t, y_t = q_t h_t (arXiv 2503.14456).
+
+    Vectors are rows and the state is (d_qk, d_v); the paper writes the transpose. `delta_rule` is the case write =
+    -b k, read = a k, with values b v. Here what is removed, read and written can differ in direction, and in rate by
+    channel: RWKV-7 has read = kk, of length 1, and write = -rate * kk.
+
+    Args:
+        q, k, v: queries, keys and values.
+        a: decays, one per key channel. The rule is stable where diag(a) + write^T read never makes a vector longer.
+        read: what reads the state before it decays.
+        write: where that is written.
+        state: h_0, zeros if None.
+        backend: as for `recurra.linear_scan`. "numba" computes step by step, in float32. Plain torch, "reference",
+            computes up to 4 steps one by one, and more in chunks of 64 by matrix products; there is no "triton".
+
+    Returns:
+        y and h_L. float16 and bfloat16 are computed in float32, also under autocast; y then has the type of q, k and v,
+        and the state is float32 or better. Both can be differentiated in all inputs any number of times.
+
+    Raises:
+        TypeError: an argument is not a tensor of real floating-point numbers.
+        ValueError: shapes or devices do not fit, or the backend does not exist or is not for such inputs.
+        RuntimeError: the backend cannot run here.
+    """
+    named = {"q": q, "k": k, "v": v, "a": a, "read": read, "write": write}
+    if state is not None:
+        named["state"] = state
+    _check_inputs(named, q, v)
+    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    compute = torch.float32
+    for x in named.values():
+        compute = torch.promote_types(compute, x.dtype)
+    q, k, v, a, read, write = (x.to(compute) for x in (q, k, v, a, read, write))
+    state = v.new_zeros(q.shape[0], *q.shape[2:], v.shape[3]) if state is None else state.to(compute)
+    if backend == "auto" and is_any_length(q.shape[1]):
+        y, last = _any_steps(q, k, v, a, read, write, state)
+        return (y.to(given) if given in HALF else y), last
+    obstacle = _why_not_kernels(choose_backend(backend, q.device), q)
+    if obstacle and backend in ("numba", "triton"):
+        raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
+    if 0 in (q.numel(), v.numel()):
+        y, last = (q * k * a * read * write).sum(-1, keepdim=True) * v, state
+    elif obstacle or (backend == "auto" and torch.compiler.is_compiling()):
+        with without_autocast(q):
+            y, last = _in_torch(q, k, v, a, read, write, state)
+    else:
+        y, last, *_ = _with_gradients(q, k, v, a, read, write, state)
+    return (y.to(given) if given in HALF else y), last
+
+
+_any_steps = OneNode(
+    f"generalised_delta_rule({_INPUTS}) -> (Tensor, Tensor)",
+    generalised_delta_rule,
+    lambda q, k, v, a, read, write, state: (v.new_empty(v.shape), state.new_empty(state.shape)),
+    n_inputs=7,
+)
+
+
+def _why_not_kernels(backend: str, q: Tensor) -> str:
+    """Say why a backend has no kernels for such tensors; "" if it has."""
+    if backend != "numba":
+        return "the kernels are Numba's" if backend == "triton" else "it is plain torch"
+    name = str(q.dtype).removeprefix("torch.")
+    return "" if q.dtype == torch.float32 else f"the kernels compute in float32, not in {name}"
