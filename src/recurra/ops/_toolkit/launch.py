@@ -148,7 +148,7 @@ def _shares(address, words, jobs, threads):  # type: ignore[no-untyped-def]
 _launch = compile_function(_shares, parallel=True)
 
 
-_Form: TypeAlias = tuple[Apart, Callable[..., bytes]]  # a kernel for some types of arguments, and what packs these
+_Form: TypeAlias = tuple[Apart, Callable[[tuple], bytes]]  # a kernel for some types of arguments, and what packs these
 
 
 class Kernel:
@@ -185,26 +185,27 @@ class Kernel:
 
     def _run(self, arguments: tuple, jobs: int, threads: int) -> None:
         form, pack = self._forms.get(kinds := tuple(map(type, arguments))) or self._form(kinds, arguments)
-        words = array("q", pack(*_flat(arguments)))
+        words = array("q", pack(arguments))
         if threads == 1:
             form.compiled(words.buffer_info()[0], 0, jobs)
         else:
             _launch(form.address, words.buffer_info()[0], jobs, threads)
 
     def _form(self, kinds: tuple[type, ...], arguments: tuple) -> _Form:
-        letters = ["d" if isinstance(number, float) else "q" for number in _flat(arguments)]
-        form = self._forms[kinds] = Apart(_entry(self._function, arguments)), Struct("".join(letters)).pack
+        form = self._forms[kinds] = Apart(_entry(self._function, arguments)), _packer(arguments)
         return form
 
 
-def _flat(arguments: tuple) -> list[float]:
-    words: list[float] = []
-    for argument in arguments:
-        if isinstance(argument, tuple):
-            words += argument
-        else:
-            words.append(argument)
-    return words
+def _packer(arguments: tuple) -> Callable[[tuple], bytes]:
+    """Make what writes the numbers of such arguments one after the other, 64 bits each, in a single expression."""
+    places = {
+        f"x[{i}][{j}]" if isinstance(one, tuple) else f"x[{i}]": number
+        for i, one in enumerate(arguments)
+        for j, number in enumerate(one if isinstance(one, tuple) else (one,))
+    }
+    letters = "".join("d" if isinstance(number, float) else "q" for number in places.values())
+    packer: Callable[[tuple], bytes] = eval(f"lambda x: pack({', '.join(places)})", {"pack": Struct(letters).pack})
+    return packer
 
 
 class LoopKernel(Kernel):
