@@ -128,3 +128,20 @@ def test_code_of_another_signature_or_of_older_sources_is_not_run(folder):
     newer = _KeyedFiles(str(folder), "kernel", (1, 2))
     newer.save("float", "code")
     assert _KeyedFiles(str(folder), "kernel", (1, 3)).load("float") is None
+
+
+PRODUCTS = """
+import os, torch
+from recurra.decoding.linear import DecodingLinear
+torch.set_num_threads(1)
+torch.manual_seed(0)
+layer, x = torch.nn.Linear(200, 150).requires_grad_(False), torch.randn(3, 200)
+for kind in os.environ["KINDS"].split():
+    assert (DecodingLinear(layer, kind)(x) - layer(x)).abs().max() < 0.1, kind
+"""
+
+
+def test_kernels_of_several_processes_keep_their_own_parts(folder, run_python):
+    """Each of the first two compiles a kernel whose parts have the names of the other's; the others read both."""
+    for kinds in ("int8", "bfloat16", "int8 bfloat16", "bfloat16 int8"):
+        run_python(PRODUCTS, KINDS=kinds, NUMBA_CACHE_DIR=str(folder))

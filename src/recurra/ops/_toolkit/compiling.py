@@ -21,6 +21,11 @@ class _KernelCode(JITCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
+        # Parts of equal names would be merged with those of kernels that other processes put into the cache on disk:
+        # Numba tells functions of one name apart by a number that counts within a process.
+        for function in self._final_module.functions:
+            if function.linkage == llvm.Linkage.linkonce_odr and not function.is_declaration:
+                function.linkage = llvm.Linkage.internal
         options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.slp_vectorization = False
         builder = llvm.create_pass_builder(self._codegen._tm, options)
