@@ -64,6 +64,7 @@ def test_the_choices_are_those_of_the_library():
         (["eval", "run", "--wholly-else"], "unrecognized arguments: --wholly-else\n"),
         (["train", "text", "--steps", "20"], "unrecognized arguments: --steps 20\n"),
         (["eval", "run", "other"], "unrecognized arguments: other\n"),
+        (["compare", "text", "--equal", "flops", "--mixers", "gru", "--model.d_model", "16"], "omit --model.d_model\n"),
     ],
 )
 def test_an_unknown_option_is_answered_with_a_near_one(capsys, words, said):

@@ -229,6 +229,8 @@ def test_a_prepared_model_decodes(dtype, options):
     ("options", "message"),
     [
         ({"top_k": 9}, "top_k is 9; expected at most n_experts = 5"),
+        ({"normalise": "no"}, "normalise is 'no'; expected true or false"),
+        ({"scale": "a"}, "scale is 'a'; expected a number"),
         ({"shared_gate": True}, "shared_gate is True; expected False with d_shared = 0"),
         ({"scale": 0.0}, "scale is 0.0; expected"),
     ],
@@ -241,5 +243,8 @@ def test_options_that_do_not_fit(options, message):
 def test_shapes_of_models_that_do_not_fit():
     with pytest.raises(ValueError, match=r"feed_forward is .*; expected one name for each of n_layer = 4"):
         LanguageModelConfig(5, feed_forward=["gelu"])
+    for wrong in ({"bogus": 4}, {"dropout": 0.1}):
+        with pytest.raises(ValueError, match=r"an option in feed_forward_options.*expected one of .*n_experts"):
+            LanguageModelConfig(5, feed_forward="mixture-of-experts", feed_forward_options=wrong)
     with pytest.raises(ValueError, match=r"feed_forward_options is .*; expected none without a mixture-of-experts"):
         LanguageModelConfig(5, feed_forward_options={"top_k": 1})

@@ -305,6 +305,7 @@ CHAT_OF_TWO = [{"role": "user", "content": "is 1<2 & 'x'?"}, {"role": "assistant
         ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "user"),
         ("{% for m in messages %}{% generation %}{{ m.role }},{% endgeneration %}{% endfor %}", "user,assistant,"),
         ("{{ bos_token + strftime_now('%%') }}", "%"),
+        ("{{ tools is none and documents is none }}", "True"),
     ],
 )
 def test_templates_are_transformers_templates(template, text):
@@ -317,6 +318,13 @@ def test_a_template_with_a_token_that_nobody_knows_is_refused():
         served = ServedModel("letters", language_model(), Letters(), chat_template=template)
         with pytest.raises(ApiError, match="uses eos_token, which a run does not name"):
             served.chat_text(CHAT_OF_TWO)
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"])
+def test_a_template_that_fails_refuses_the_messages(template):
+    served = ServedModel("letters", language_model(), Letters(), chat_template=template)
+    with pytest.raises(ApiError, match="the chat template refuses these messages"):
+        served.chat_text(CHAT_OF_TWO)
 
 
 def writes(answer, rounds) -> list[list[str]]:

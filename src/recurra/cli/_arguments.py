@@ -25,13 +25,18 @@ def unknown(what: str, word: str, known: Iterable[str]) -> str:
     return f"unknown {what} {word!r}{hint and f': {hint}'}"
 
 
+_UNRECOGNIZED = "unrecognized arguments: "
+
+
 class _CommandParser(ArgumentParser):
     """A parser that offers the option which an unknown one is near to."""
 
     def error(self, message: str) -> NoReturn:
-        word = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")[0]
+        word = message.removeprefix(_UNRECOGNIZED).replace("=", " ").partition(" ")[0]
         options = [option[2:] for option in self._option_string_actions if option != "--help"]
-        close = [f"--{option}" for option in near(word[2:], options)] if word.startswith("--") else []
+        close = (
+            [f"--{option}" for option in near(word[2:], options)] if message.startswith(f"{_UNRECOGNIZED}--") else []
+        )
         super().error(f"{message}: did you mean {' or '.join(close)}?" if close else message)
 
 

@@ -18,7 +18,7 @@ from recurra._files.weights import read_safetensors, require_finite, shape_diffe
 from recurra._files.writing import replacing
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
-from recurra.layers.feed_forward import LinearWeights
+from recurra.layers.feed_forward import LinearWeights, Router
 from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5
@@ -197,10 +197,12 @@ def load_single_file(path: str | Path) -> PortableModel:
 def _rounded(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Replace the float32 matrices of linear layers and embeddings by int8, and add the scales of rows, (rows, 1).
 
-    A scale takes a row's largest number to 127. Other matrices, such as decays or frequencies, are no sums' factors.
+    A scale takes a row's largest number to 127. Other matrices stay: decays and frequencies are no sums' factors, and a
+    router chooses by small differences.
     """
     kinds = (nn.Linear, LinearWeights, nn.Embedding)
-    of_layers = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
+    layers = ((name, module) for name, module in model.named_modules() if not isinstance(module, Router))
+    of_layers = {f"{name}.weight" for name, module in layers if isinstance(module, kinds)}
     rounded = dict(weights)
     for name in of_layers & weights.keys():
         matrix = weights[name]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra._choices import DTYPES, Numbers
-from recurra.checks import kind_of, require_layout, require_literal, sentence
+from recurra.checks import kind_of, require, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
 from recurra.layers.feed_forward import Experts, TiedLinear, by_expert
 from recurra.mixers.gru import GRU, GRUState
@@ -248,6 +248,26 @@ _PACK: dict[str, Callable[[Tensor], Tensor]] = {
 # A recorded step has it as one operation, so that every step chooses anew.
 
 
+def _check_experts(
+    x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, chosen: Tensor
+) -> None:
+    n_experts, tokens = len(gate_up), len(x)
+    _, n_in, n_inner = describe_weights(gate_up[0], x.shape[-1], gate_up_scale.shape[-1])
+    _, d_expert, n_out = describe_weights(down[0], n_inner // 2, down_scale.shape[-1])
+    require_layout("x", x, (tokens, n_in), torch.float32, gate_up.device)
+    for name, tensor, shape in (
+        ("gate_up_scale", gate_up_scale, (n_experts, n_inner)),
+        ("down", down, (n_experts, *down.shape[1:])),
+        ("down_scale", down_scale, (n_experts, n_in)),
+    ):
+        require_layout(name, tensor, shape, gate_up.dtype if name == "down" else torch.float32, gate_up.device)
+        if not tensor.is_contiguous():
+            raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
+    require_layout("chosen", chosen, (tokens, chosen.shape[-1]), torch.int64, gate_up.device)
+    sizes = (2 * d_expert, n_out)
+    require(sizes == (n_inner, n_in), "down", kind_of(down), f"weights from {n_inner // 2} to {n_in} channels, packed")
+
+
 def _run_experts(
     y: Tensor, x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, chosen: Tensor
 ) -> None:
@@ -271,7 +291,7 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 _decoding_experts = Operator(
     "decoding_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, Tensor chosen)"
     " -> Tensor",
-    check=lambda *_: None,  # its module makes all but x
+    check=_check_experts,
     allocate=lambda x, *others: x.new_empty((*others[-1].shape, x.shape[-1])),
     run=_run_experts,
 )

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import choose, require, require_at_least, require_heads, require_positive
+from recurra.checks import choose, require, require_heads, require_positive, require_whole_number
 from recurra.layers.norms import at_least_float32
 from recurra.ops._operator import OneNode, has_numbers, transforms_are_active, without_autocast
 
@@ -274,10 +274,13 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         d_expert = d_hidden if d_expert is None else d_expert
-        require_at_least(1, n_experts=n_experts, top_k=top_k, d_expert=d_expert)
+        require_whole_number(1, n_experts=n_experts, top_k=top_k, d_expert=d_expert)
+        for name, flag in {"shared_gate": shared_gate, "normalise": normalise}.items():
+            require(isinstance(flag, bool), name, flag, "true or false")
         require(top_k <= n_experts, "top_k", top_k, f"at most n_experts = {n_experts}")
-        require_at_least(0, d_shared=d_shared)
+        require_whole_number(0, d_shared=d_shared)
         require(d_shared > 0 or not shared_gate, "shared_gate", shared_gate, "False with d_shared = 0")
+        require(isinstance(scale, (int, float)), "scale", scale, "a number")
         require_positive(scale=scale)
         self.scale = scale
         self.router = choose("router", ROUTERS, router)(d_model, n_experts, top_k, normalise)

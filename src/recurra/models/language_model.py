@@ -1,5 +1,6 @@
 """The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -155,6 +156,13 @@ _BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock}
 """With dense feed-forward networks, by the place of the norms."""
 
 
+_EXPERT_OPTIONS = {
+    name: one.default
+    for name, one in inspect.signature(MixtureOfExperts).parameters.items()
+    if one.kind is one.KEYWORD_ONLY and name != "biases"
+}
+
+
 @dataclass(frozen=True)
 class LanguageModelConfig(ModelConfig):
     """A recurrent language model; the data determine its vocabulary size."""
@@ -245,6 +253,11 @@ class LanguageModelConfig(ModelConfig):
             is_dense = self.d_channel_mixing > 0 and name not in ("none", "mixture-of-experts")
             require(is_dense or place == "before", "norm_place", place, "'before' without a dense feed-forward network")
         names = [name for name, _ in pairs]
+        require(
+            isinstance(self.feed_forward_options, dict), "feed_forward_options", self.feed_forward_options, "a dict"
+        )
+        for option in self.feed_forward_options:
+            choose("an option in feed_forward_options", _EXPERT_OPTIONS, option)
         applies = self.d_channel_mixing > 0 or set(names) <= {"gelu"}
         require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
         applies = "mixture-of-experts" in names or not self.feed_forward_options

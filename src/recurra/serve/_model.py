@@ -182,8 +182,9 @@ class ServedModel:
         try:
             unknown = StrictUndefined("it uses eos_token, which a run does not name: write it into the template itself")
             template = _template_environment().from_string(self.chat_template)
-            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=unknown)
-        except (TemplateError, TypeError, ValueError) as error:
+            known = {"messages": messages, "bos_token": "", "eos_token": unknown, "tools": None, "documents": None}
+            return template.render(known, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
 
     @cached_property

@@ -362,6 +362,7 @@ DEFAULT = [{"name": "tool_use", "template": "no"}, {"name": "default", "template
         ({}, None),
         ({"tokenizer_config.json": {"chat_template": "x"}}, '{% set eos_tokens = ["E"] %}\nx'),  # of config.json
         ({"tokenizer_config.json": {"chat_template": DEFAULT[:1]}}, None),
+        ({"tokenizer_config.json": {"chat_template": {"default": "x"}}}, None),
         (
             {"tokenizer_config.json": {"chat_template": DEFAULT, "bos_token": "s", "eos_token": {"content": "é"}}},
             '{% set bos_token = "s" %}\n{% set eos_token = "é" %}\n{% set eos_tokens = ["é", "E"] %}\n\n{{ x }}',

@@ -23,12 +23,18 @@ def read_chat_template(folder: Path, tokenizer: BytePairEncoding) -> str | None:
     if isinstance(template, list):  # older folders may have several, by name
         named = (one for one in template if isinstance(one, dict) and one.get("name") == "default")
         template = next(named, {}).get("template")
-    if not isinstance(template, str) or f"{{% set {_ENDS} =" in template:
+    if not isinstance(template, str):
+        return None
+    if f"{{% set {_ENDS} =" in template:
         return template
     special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token")}
     sources = (_entries(folder / "generation_config.json"), _entries(folder / "config.json"))
     ids: Any = next((entries[_EOS_IDS] for entries in sources if entries.get(_EOS_IDS) is not None), [])
-    ids = [number for number in (ids if isinstance(ids, list) else [ids]) if number in range(len(tokenizer))]
+    ids = [
+        number
+        for number in (ids if isinstance(ids, list) else [ids])
+        if type(number) is int and 0 <= number < len(tokenizer)
+    ]
     ends = dict.fromkeys([special["eos_token"], *(tokenizer.decode([number]) for number in ids)])
     values = {**special, _ENDS: [end for end in ends if end]}
     lines = (
