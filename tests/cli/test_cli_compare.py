@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from tests.cli.conftest import failure
+from torch.utils.flop_counter import FlopCounterMode
 
 from recurra.cli import compare, main, sweep
 from recurra.cli.compare import _MixerRow
@@ -96,9 +98,16 @@ def trained(monkeypatch) -> list[tuple[dict, dict]]:
     return found
 
 
+def counted_flops(model):
+    """Of a forward pass of 8 steps, whose number the comparison of widths does not depend on."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model.eval()(torch.zeros(1, 8, dtype=torch.int64))
+    return counter.get_total_flops()
+
+
 SIZES = {
     "parameters": compare._n_parameters,
-    "flops": lambda model, sizes: compare._n_flops(model, sizes, length=8),
+    "flops": lambda model, sizes: counted_flops(model.build(sizes)),
 }
 
 
@@ -114,6 +123,7 @@ def test_a_width_makes_another_mixer_as_large(recipe, trained, capsys, equal):
     target, width = SIZES[equal](experiment.model, sizes), int(other["model.d_model"])
     models = [replace(experiment.model, mixer="min-gru", d_model=n) for n in (width, width - 1, width + 1)]
     near, *others = (abs(SIZES[equal](model, sizes) - target) for model in models)
+    assert compare._n_flops(experiment.model, sizes, length=8) == SIZES["flops"](experiment.model, sizes)
     assert near < min(others)
     assert near / target < 0.05
     assert "note" not in capsys.readouterr().err
