@@ -75,11 +75,9 @@ class RWKV7(Mixer):
         require_heads(n_heads, d_model=d_model)
         require_positive(norm_epsilon=norm_epsilon)
         d_head = d_model // n_heads
-        decay_rank = _rank(2.5 * d_head / 64, d_model) if decay_rank is None else decay_rank
-        rate_rank = _rank(2.5 * d_head / 64, d_model) if rate_rank is None else rate_rank
-        value_rank = _rank(1.7 * d_head / 64, d_model) if value_rank is None else value_rank
-        gate_rank = _rank(5, d_model) if gate_rank is None else gate_rank
-        require_at_least(1, decay_rank=decay_rank, rate_rank=rate_rank, value_rank=value_rank, gate_rank=gate_rank)
+        given = {"decay_rank": decay_rank, "rate_rank": rate_rank, "value_rank": value_rank, "gate_rank": gate_rank}
+        ranks = usual_ranks(d_model, d_head) | {name: rank for name, rank in given.items() if rank is not None}
+        require_at_least(1, **ranks)
         if layer is not None:
             require_at_least(1, layer=layer)
         super().__init__(d_model, RWKV7State, h=StateSpec((n_heads, d_head, d_head)), x=StateSpec((d_model,)))
@@ -88,12 +86,12 @@ class RWKV7(Mixer):
         self.d_output = d_model + self.d_carried
         self.shift = nn.Parameter(torch.empty(6, d_model))  # mu of r, w, k, v, a and g
         self.receptance, self.key, self.value = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
-        self.decay_projection = _low_rank(d_model, decay_rank, nn.Tanh())
+        self.decay_projection = _low_rank(d_model, ranks["decay_rank"], nn.Tanh())
         self.decay_bias = nn.Parameter(torch.empty(d_model))
-        self.rate_projection = _low_rank(d_model, rate_rank, bias=True)
+        self.rate_projection = _low_rank(d_model, ranks["rate_rank"], bias=True)
         if layer is not None and layer > 1:
-            self.value_projection = _low_rank(d_model, value_rank, bias=True)
-        self.gate_projection = _low_rank(d_model, gate_rank, nn.Sigmoid())
+            self.value_projection = _low_rank(d_model, ranks["value_rank"], bias=True)
+        self.gate_projection = _low_rank(d_model, ranks["gate_rank"], nn.Sigmoid())
         self.removal_scale, self.rate_share = (nn.Parameter(torch.empty(d_model)) for _ in range(2))  # k_k and k_a
         self.bonus = nn.Parameter(torch.empty(n_heads, d_head))
         self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
@@ -176,9 +174,11 @@ def usual_heads(d_model: int) -> int:
     return next(n for n in range(max(1, d_model // 64), 0, -1) if d_model % n == 0)
 
 
-def _rank(factor: float, d_model: int) -> int:
-    """A multiple of 32, about factor * sqrt(d_model)."""
-    return max(32, 32 * round(factor * d_model**0.5 / 32))
+def usual_ranks(d_model: int, d_head: int) -> dict[str, int]:
+    """Return the default ranks, which are multiples of 32, by the names of their options."""
+    factors = {"decay_rank": 2.5 * d_head / 64, "rate_rank": 2.5 * d_head / 64, "value_rank": 1.7 * d_head / 64}
+    factors["gate_rank"] = 5.0
+    return {name: max(32, 32 * round(factor * d_model**0.5 / 32)) for name, factor in factors.items()}
 
 
 def _low_rank(d_model: int, rank: int, activation: nn.Module | None = None, bias: bool = False) -> nn.Sequential:

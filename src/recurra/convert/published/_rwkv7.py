@@ -17,8 +17,8 @@ _TIME, _CHANNELS = "rwkv7", "rwkv7-channel-mixing"
 _EPSILON = 64e-5  # of the norm of heads, in the authors' code, whatever their size
 _SHIFTS = [f"x_{name}" for name in "rwkvag"]
 _IN_BOTH = {"removal_scale": "k_k", "rate_share": "k_a", "bonus": "r_k"}
-_LOW_RANK = {"decay": "w", "rate": "a", "value": "v", "gate": "g"}
-_RANKS = {f"{own}_rank": f"{theirs}_low_rank_dim" for own, theirs in zip(_LOW_RANK, ("decay", "a", "v", "gate"))}
+LOW_RANK = {"decay": "w", "rate": "a", "value": "v", "gate": "g"}
+RANKS = {f"{own}_rank": f"{theirs}_low_rank_dim" for own, theirs in zip(LOW_RANK, ("decay", "a", "v", "gate"))}
 
 # fla's names, and the authors' where they have a module; theirs of low rank are w0 (the bias), w1 and w2
 _LINEAR = {
@@ -40,7 +40,7 @@ def _config(settings: Settings, d_model: int, n_layer: int, head_epsilon: float 
     settings.only(hidden_act="sqrelu", norm_bias=True, attn=None, value_dim=(None, d_model, [d_model] * n_layer))
     settings.ignore("attn_mode fuse_norm fuse_cross_entropy fuse_linear_cross_entropy use_l2warp")
     settings.ignore("max_position_embeddings")
-    ranks = {own: settings.optional_size(theirs) for own, theirs in _RANKS.items()}
+    ranks = {own: settings.optional_size(theirs) for own, theirs in RANKS.items()}
     head_epsilon = d_model // n_heads * epsilon if head_epsilon is None else head_epsilon
     return {
         "n_layer": 2 * n_layer,
@@ -63,7 +63,7 @@ def _settings(config: LanguageModelConfig, options: dict[str, dict[str, Any]]) -
         "intermediate_size": channels["d_hidden"] or 4 * config.d_model,
         "norm_first": config.embedding_norm,
         "norm_eps": config.norm_epsilon,
-        **{theirs: time[own] for own, theirs in _RANKS.items()},
+        **{theirs: time[own] for own, theirs in RANKS.items()},
     }
 
 
@@ -91,7 +91,7 @@ def _rules_of_fla(block: Block) -> list[Rule]:
     theirs += "attn."
     names = {own: name for own, (name, _) in _LINEAR.items()} | _IN_BOTH
     names |= {"norm_weight": "g_norm.weight", "norm_bias": "g_norm.bias", "decay_bias": "w_lora.lora.2.bias"}
-    for own, letter in _LOW_RANK.items():
+    for own, letter in LOW_RANK.items():
         names |= {f"{own}_projection.{number}": f"{letter}_lora.lora.{number}" for number in (0, 2)}
     return [*norm, _shift_rule(block, theirs), *plain_rules(names, block.own, theirs)]
 
@@ -105,10 +105,10 @@ def _rules_of_the_authors(block: Block) -> list[Rule]:
         names = {"key": "key", "output_projection": "value"}
         return [*norm, *rules({"shift": "x_k"}, read=torch.flatten, write=_row), *rules(names)]
     vectors = {own: name for own, name in _IN_BOTH.items() if own != "bonus"} | {"decay_bias": "w0"}
-    vectors |= {f"{own}_projection.2.bias": f"{_LOW_RANK[own]}0" for own in ("rate", "value")}
+    vectors |= {f"{own}_projection.2.bias": f"{LOW_RANK[own]}0" for own in ("rate", "value")}
     matrices = {
         f"{own}_projection.{number}.weight": letter + digit
-        for own, letter in _LOW_RANK.items()
+        for own, letter in LOW_RANK.items()
         for number, digit in ((0, "1"), (2, "2"))
     }
     names = {own: name for own, (_, name) in _LINEAR.items()}
@@ -160,7 +160,7 @@ def entries_of_pth(weights: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     first = {"v": 1}  # layer with such a matrix
     ranks = {
         theirs: shape(f"blocks.{first.get(letter, 0)}.att.{letter}1")[1]
-        for theirs, letter in zip(_RANKS.values(), _LOW_RANK.values())
+        for theirs, letter in zip(RANKS.values(), LOW_RANK.values())
         if first.get(letter, 0) < len(layers)
     }
     return {

@@ -199,7 +199,8 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
     Raises:
         ValueError: transformers has no class for such a model.
     """
-    architecture, entries, weights = published_form(portable.model, model_type)
+    known = ARCHITECTURES if model_type is None else {model_type: choose("model_type", ARCHITECTURES, model_type)}
+    architecture, entries, weights = published_form(portable.model, known.values())
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
@@ -233,11 +234,10 @@ def to_pth(portable: PortableModel, path: str | Path) -> None:
 
 
 def published_form(
-    model: nn.Module, model_type: str | None = None
+    model: nn.Module, known: Iterable[Architecture]
 ) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
-    """Return the architecture that has this model's shape, the entries of its config.json, and its weights there."""
-    known = ARCHITECTURES if model_type is None else {model_type: choose("model_type", ARCHITECTURES, model_type)}
-    architecture, entries = _described(model, known.values())
+    """Return the first architecture that has this model's shape, the entries of its config.json, and its weights."""
+    architecture, entries = _described(model, known)
     config: Any = model.config
     weights = weights_by_their_names(model, rules_of(architecture, config))
     if tied_parameters(model):
