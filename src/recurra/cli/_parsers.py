@@ -351,8 +351,8 @@ The logits of both are compared before the folder is saved: in float32 they may 
 tokenizer, give its corpus with --data.path FOLDER."""
 
 _GGUF = """\
-Export a text run with its tokenizer to a GGUF file for llama.cpp. The model must be a Mamba, Falcon Mamba, Mamba-2 or
-dense Jamba with a byte-pair tokenizer. Needs the extra hf.
+Export a text run with its tokenizer to a GGUF file for llama.cpp. The model needs a byte-pair tokenizer and must be a
+Mamba, Falcon Mamba, Mamba-2, dense Jamba, Granite 4.0, Falcon-H1, LFM2, dense Qwen3.5 or RWKV-7. Needs the extra hf.
 
 The file is read back before it is saved. With f32, logits may differ by 1e-5; f16 and q8_0 round matrices."""
 

@@ -1,7 +1,7 @@
 """The architectures of llama.cpp that hold models of ours: entries of config.json as metadata, and how tensors lie.
 
-Metadata and tensors are those that llama.cpp's own converter writes; it keeps A, which is -exp(A_log), and folds in what
-transformers adds or multiplies.
+Metadata and tensors are those that llama.cpp's own converter writes. It keeps A, which is -exp(A_log), and folds in
+what transformers adds or multiplies by.
 """
 
 import re
@@ -90,7 +90,7 @@ _OF_MAMBA = [_rule("A_log", "A_log", _decay, _log_of_decay), _CONVOLUTION]
 
 def _rules_of_mamba2(entries: Entries) -> list[Rule]:
     """A and D are columns, and the norm has a row for each group."""
-    n_groups = entries.get("n_groups") or entries.get("mamba_n_groups")
+    n_groups: int = entries.get("n_groups") or entries["mamba_n_groups"]
     return [
         _rule("A_log", "A_log", lambda t: _decay(t)[:, None], lambda t: _log_of_decay(t[:, 0])),
         _rule("D", "D", lambda t: t[:, None], lambda t: t[:, 0]),
@@ -210,7 +210,10 @@ def _base(entries: Entries) -> float:
 
 def _read_granite(settings: Settings, entries: Entries) -> Entries:
     attends, n_kv_heads = _attends(settings, entries)
-    n_experts, d_head = settings.size("expert_count", 0, least=0), entries["hidden_size"] // entries["num_attention_heads"]
+    n_experts, d_head = (
+        settings.size("expert_count", 0, least=0),
+        entries["hidden_size"] // entries["num_attention_heads"],
+    )
     network = {"num_local_experts": n_experts, "shared_intermediate_size": settings.size("feed_forward_length")}
     if n_experts:
         network["intermediate_size"] = network["shared_intermediate_size"]
@@ -234,7 +237,9 @@ def _write_granite(entries: Entries) -> dict[str, Any]:
     expand, n_experts = entries["mamba_expand"], entries["num_local_experts"]
     attends = [kind in ("attention", "full_attention") for kind in entries["layer_types"]]
     usual = entries["hidden_size"] // entries["num_attention_heads"]
-    require(entries["head_dim"] == usual, "d_head", entries["head_dim"], f"d_model / n_heads = {usual}, as in llama.cpp")
+    require(
+        entries["head_dim"] == usual, "d_head", entries["head_dim"], f"d_model / n_heads = {usual}, as in llama.cpp"
+    )
     network: dict[str, Any] = {"feed_forward_length": entries["shared_intermediate_size"]}
     if n_experts:
         network = {
@@ -344,7 +349,9 @@ def _read_qwen3_5(settings: Settings, entries: Entries) -> Entries:
 def _write_qwen3_5(entries: Entries) -> dict[str, Any]:
     attends = [kind == "full_attention" for kind in entries["layer_types"]]
     epsilon = entries["rms_norm_eps"]
-    require(epsilon == 1e-6, "norm_epsilon", epsilon, "1e-06, which llama.cpp also adds where it scales keys to length 1")
+    require(
+        epsilon == 1e-6, "norm_epsilon", epsilon, "1e-06, which llama.cpp also adds where it scales keys to length 1"
+    )
     n_layer = len(attends)
     intervals = (n for n in range(1, n_layer + 2) if attends == [(at + 1) % n == 0 for at in range(n_layer)])
     interval = next(intervals, 0)
@@ -426,7 +433,9 @@ def _rules_of_rwkv7(block: Block) -> list[Rule]:
         for own, letter in LOW_RANK.items()
         for place in (0, 2)
     }
-    twice = [] if layer else [_dummy(key, names.pop(key), block.own, theirs) for key in list(names) if "rate_proj" in key]
+    twice = (
+        [] if layer else [_dummy(key, names.pop(key), block.own, theirs) for key in list(names) if "rate_proj" in key]
+    )
     own, d_model = {key: name for key, name in names.items() if key not in ("shift", "bonus")}, block.d_model
     heads = block.options["n_heads"] or usual_heads(d_model)
     return [
@@ -500,8 +509,8 @@ _MAMBA = Kind(
     lambda entries: _OF_MAMBA,
 )
 KINDS = [
+    _MAMBA._replace(model_type="falcon_mamba"),  # whose files say mamba, too
     _MAMBA,
-    _MAMBA._replace(model_type="falcon_mamba"),
     Kind(
         "mamba2",
         "mamba2",

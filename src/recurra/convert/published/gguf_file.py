@@ -5,7 +5,7 @@ Weights go by way of transformers' layout. llama.cpp's names for them are those 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from recurra.convert.published.folder import ARCHITECTURES, filled, outline_of, 
 
 _ARCHITECTURE_OF = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 _ARCHITECTURES = ARCHITECTURES | {RWKV7.model_type: RWKV7}
-_KINDS = {kind.name: kind for kind in reversed(KINDS)}
+_KINDS = {kind.name: kind for kind in KINDS}
 _WHOLE = "the weights of a whole model"
 
 
@@ -141,8 +141,8 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
     have tokens of blanks and the line feed after them. The file holds the tokenizer.json, too, which is read back.
 
     Args:
-        portable: a `LanguageModel` of the shape of a MambaForCausalLM, FalconMambaForCausalLM, Mamba2ForCausalLM or
-            JambaForCausalLM, and byte pairs.
+        portable: a `LanguageModel` that llama.cpp has, too: a Mamba, Falcon Mamba, Mamba-2, Jamba (dense), Granite 4.0,
+            Falcon-H1, LFM2, Qwen3.5 (dense) or RWKV-7; and byte pairs.
         path: the file to write.
         dtype: what matrices are stored in; all else is float32. In Q8_0, matrices whose rows are no multiple of 32
             are float16.
@@ -170,7 +170,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         writer.close()
 
 
-_ADD = {
+_ADD: dict[type, Callable[..., None]] = {
     bool: GGUFWriter.add_bool,
     int: GGUFWriter.add_uint32,
     float: GGUFWriter.add_float32,
@@ -183,9 +183,12 @@ def _write(writer: GGUFWriter, name: str, values: np.ndarray, wanted: GGMLQuanti
     writer.add_tensor(name, gguf.quantize(values, stored).view(_Array), raw_dtype=stored)
 
 
+_EXACT = ("ssm_conv1d.weight", "ssm_norm.weight", "shortconv.conv.weight", "time_mix_lerp_fused.weight")
+
+
 def _stored(name: str, values: np.ndarray, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
     """The type of a tensor: matrices alone are less than float32."""
-    if not name.endswith(".weight") or values.ndim < 2 or name.endswith(("ssm_conv1d.weight", "ssm_norm.weight")):
+    if not name.endswith(".weight") or values.ndim < 2 or name.endswith(_EXACT):
         return GGMLQuantizationType.F32
     block, _ = gguf.GGML_QUANT_SIZES[wanted]
     return wanted if values.shape[-1] % block == 0 else GGMLQuantizationType.F16
