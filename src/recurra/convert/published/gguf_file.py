@@ -1,4 +1,4 @@
-"""GGUF files, which llama.cpp reads: the models of `_gguf_kinds`.
+"""GGUF files, which llama.cpp reads: the models of `_gguf_kinds` and `_gguf_hybrids`.
 
 Weights go by way of transformers' layout. llama.cpp's names for them are those of the package `gguf`. Needs the extra
 `hf`.
@@ -21,7 +21,8 @@ from recurra._files.weights import require_finite
 from recurra._files.writing import replacing
 from recurra.checks import choose, require_literal, sentence
 from recurra.convert.portable import PortableModel
-from recurra.convert.published._gguf_kinds import KINDS, RWKV7, Entries, Kind
+from recurra.convert.published._gguf_hybrids import KINDS, RWKV7
+from recurra.convert.published._gguf_kinds import Entries, Kind
 from recurra.convert.published._gguf_tokenizer import read_tokenizer, write_tokenizer
 from recurra.convert.published._rules import Rule, fused_of, join_fused, listed, rules_of, weights_by_their_names
 from recurra.convert.published._settings import Settings
