@@ -62,22 +62,24 @@ def little(kind: str) -> LanguageModel:
 class Peer:
     """llama.cpp with a model, in a process of its own environment."""
 
-    def __init__(self, python: str, file: Path, threads: int, context: int) -> None:
+    def __init__(self, python: str, file: Path, threads: int, context: int, slots: int = 1) -> None:
         self.name, self.tokens = file.stem, 300
-        command = [python, str(PEER), "serve", str(file), str(threads), str(context)]
+        command = [python, str(PEER), "serve", str(file), str(threads), str(context), str(slots)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
-    def ask(self, prompt: list[int], predict: int, keep: bool) -> dict[str, float]:
-        """Read a prompt and predict tokens; give llama.cpp's own times.
+    def ask(self, prompt: list[int], predict: int, keep: bool, streams: int = 1) -> dict[str, float]:
+        """Read a prompt and predict tokens, in some streams at once; give llama.cpp's own times for the last of them.
 
         Raises:
             RuntimeError: it ended instead.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"prompt": prompt, "predict": predict, "keep": keep}) + "\n")
+        self.process.stdin.write(
+            json.dumps({"prompt": prompt, "predict": predict, "keep": keep, "streams": streams}) + "\n"
+        )
         self.process.stdin.flush()
         if line := self.process.stdout.readline():
             found: dict[str, float] = json.loads(line)
@@ -88,6 +90,11 @@ class Peer:
         """Milliseconds a token of a block; the first of its tokens comes with the prompt, and takes no step."""
         found = self.ask(prompt, STEPS + 1, keep=True)
         return [found["predicted_ms"] / (found["predicted_n"] - 1)]
+
+    def streams(self, prompt: list[int], count: int) -> float:
+        """Tokens/s that streams write at once, without the time that their prompts take."""
+        short, long = (self.ask(prompt, predict, keep=False, streams=count)["wall_ms"] for predict in (1, STEPS + 1))
+        return 1e3 * count * STEPS / (long - short)
 
     def prefill(self, prompt: list[int]) -> float:
         found = self.ask(prompt, 1, keep=False)

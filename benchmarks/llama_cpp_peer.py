@@ -3,16 +3,20 @@
 It runs in an environment of its own with xllamacpp and gguf, and without torch:
 
     python benchmarks/llama_cpp_peer.py write gpt2 Q8_0 FILE
-    python benchmarks/llama_cpp_peer.py serve FILE THREADS CONTEXT
+    python benchmarks/llama_cpp_peer.py serve FILE THREADS CONTEXT SLOTS
 
-`serve` reads a line of JSON for each call, {"prompt": tokens, "predict": tokens, "keep": reuse what was read}, and
-writes one with llama.cpp's own times: {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms"}.
+`serve` reads a line of JSON for each call, {"prompt": tokens, "predict": tokens, "keep": reuse what was read,
+"streams": how many at once}, and writes one with llama.cpp's own times, {"prompt_n", "prompt_ms", "predicted_n",
+"predicted_ms"}, and that of the whole call, "wall_ms".
 """
 
 import json
 import os
 import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,41 +120,49 @@ def write(architecture: str, number: str, path: str, sizes: Sizes) -> int:
     return n_bytes
 
 
-def serve(path: str, threads: int, context: int) -> None:
+def serve(path: str, threads: int, context: int, slots: int) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # llama.cpp writes about itself to the standard output
     import xllamacpp
 
     params: Any = xllamacpp.CommonParams()
     params.model.path = path
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, slots, 0
     params.n_batch = params.n_ubatch = 512
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.verbosity = -1
     params.fit_params = False
+    params.kv_unified = True  # all slots share the context
     server = xllamacpp.Server(params)
     for line in sys.stdin:
         asked = json.loads(line)
-        reply: Any = server.handle_completions(
-            {
-                "prompt": asked["prompt"],
-                "n_predict": asked["predict"],
-                "ignore_eos": True,
-                "cache_prompt": asked["keep"],
-                "temperature": 0.0,
-                "samplers": ["top_k"],
-                "top_k": 1,
-                "timings_per_token": False,
-                "stream": False,
-            }
-        )
-        reply = json.loads(reply) if isinstance(reply, (str, bytes)) else reply
-        reply = reply[0] if isinstance(reply, list) else reply
-        times = reply.get("timings")
-        if not times:
-            raise SystemExit(f"llama.cpp gave no times: {str(reply)[:500]}")
-        wanted = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
-        print(json.dumps({name: times[name] for name in wanted}), file=answers, flush=True)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(asked["streams"]) as pool:
+            replies = list(pool.map(partial(answer, server), [asked] * asked["streams"]))
+        wall = 1e3 * (time.perf_counter() - start)
+        print(json.dumps(replies[-1] | {"wall_ms": wall}), file=answers, flush=True)
+
+
+def answer(server: Any, asked: dict[str, Any]) -> dict[str, float]:
+    reply: Any = server.handle_completions(
+        {
+            "prompt": asked["prompt"],
+            "n_predict": asked["predict"],
+            "ignore_eos": True,
+            "cache_prompt": asked["keep"],
+            "temperature": 0.0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "timings_per_token": False,
+            "stream": False,
+        }
+    )
+    reply = json.loads(reply) if isinstance(reply, (str, bytes)) else reply
+    reply = reply[0] if isinstance(reply, list) else reply
+    times = reply.get("timings")
+    if not times:
+        raise SystemExit(f"llama.cpp gave no times: {str(reply)[:500]}")
+    return {name: times[name] for name in ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")}
 
 
 def serve_http(path: str, threads: int, slots: int, port: int) -> None:
@@ -180,7 +192,7 @@ def main(words: list[str]) -> None:
     elif words[0] == "http":
         serve_http(words[1], int(words[2]), int(words[3]), int(words[4]))
     else:
-        serve(words[1], int(words[2]), int(words[3]))
+        serve(words[1], int(words[2]), int(words[3]), int(words[4]))
 
 
 if __name__ == "__main__":

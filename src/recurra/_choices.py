@@ -22,7 +22,7 @@ DTYPES: tuple[Numbers, ...] = get_args(Numbers)
 
 Format: TypeAlias = Literal["run", "hf", "safetensors", "published", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-GgufType: TypeAlias = Literal["f32", "f16", "q8_0"]
+GgufType: TypeAlias = Literal["f32", "f16", "q8_0", "q4_0"]
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 """What matrices in GGUF files are written in."""
 PUBLISHED_CLASSES = {
