@@ -42,7 +42,12 @@ from recurra.train._process import keep_large_blocks
 
 STEPS, STREAMS = 16, 16
 ROPE = {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25}
-_GRANITE = {"vocab_size": 100352, "mamba_d_state": 128, "num_local_experts": 0, "num_key_value_heads": 4}
+_GRANITE: dict[str, Any] = {
+    "vocab_size": 100352,
+    "mamba_d_state": 128,
+    "num_local_experts": 0,
+    "num_key_value_heads": 4,
+}
 _GRANITE |= {"embedding_multiplier": 12, "residual_multiplier": 0.246, "tie_word_embeddings": True}
 _GRANITE |= {"num_attention_heads": 12, "attention_multiplier": 0.015625, "logits_scaling": 3, "pad_token_id": None}
 
@@ -233,11 +238,11 @@ class Sides:
         """Tokens/s of a prompt."""
         n_tokens, found = tokens.shape[1], {}
         for row, form in self.forms.items():
-            found[row] = n_tokens / min(seconds(lambda form=form: form(tokens)) for _ in range(2))
+            found[row] = n_tokens / min(seconds(partial(form, tokens)) for _ in range(2))
         for row, llama in self.llama.items():
             found[row] = 1e3 * n_tokens / min(llama.prefill(tokens[0].tolist()) for _ in range(2))
         if self.peer is not None and n_tokens <= self.most:
-            call = lambda: self.peer(tokens, use_cache=True, logits_to_keep=1)  # type: ignore[misc]  # noqa: E731
+            call = partial(self.peer, tokens, use_cache=True, logits_to_keep=1)
             found[TRANSFORMERS] = n_tokens / min(seconds(call) for _ in range(2))
         return found
 
