@@ -354,7 +354,7 @@ _GGUF = """\
 Export a text run with its tokenizer to a GGUF file for llama.cpp. The model needs a byte-pair tokenizer and must be a
 Mamba, Falcon Mamba, Mamba-2, dense Jamba, Granite 4.0, Falcon-H1, LFM2, dense Qwen3.5 or RWKV-7. Needs the extra hf.
 
-The file is read back before it is saved. With f32, logits may differ by 1e-5; f16 and q8_0 round matrices."""
+The file is read back before it is saved. With f32, logits may differ by 1e-5; f16, q8_0 and q4_0 round matrices."""
 
 
 def _portable_parser(to: str, text: str, place: str) -> ArgumentParser:

@@ -121,11 +121,13 @@ def rounding(weight, name, dtype):
         return torch.zeros_like(weight)
     if dtype == "f16":
         return weight.abs() * 2**-11 + 2**-25
+    if dtype == "q4_0":  # x = d (q - 8) with d = -max / 8 in float16: what lies opposite of the largest is cut at 7 d
+        return (weight.abs().amax(-1, keepdim=True) * (1 / 8 + 2**-11)).expand_as(weight)
     # Q8_0: x = d q, d = max / 127 in float16, and q is rounded; a block has at most the largest number of its row
     return (weight.abs().amax(-1, keepdim=True) / 127 * (0.5 + 127 * 2**-11)).expand_as(weight)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_written_is_read_within_its_rounding(name, dtype, tokenizer, tmp_path):
     portable = made(name, tokenizer)

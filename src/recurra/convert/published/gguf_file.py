@@ -145,8 +145,8 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         portable: a `LanguageModel` that llama.cpp has, too: a Mamba, Falcon Mamba, Mamba-2, Jamba (dense), Granite 4.0,
             Falcon-H1, LFM2, Qwen3.5 (dense) or RWKV-7; and byte pairs.
         path: the file to write.
-        dtype: what matrices are stored in; all else is float32. In Q8_0, matrices whose rows are no multiple of 32
-            are float16.
+        dtype: what matrices are stored in; all else is float32. In Q8_0 and Q4_0, matrices whose rows are no
+            multiple of 32 are float16.
 
     Raises:
         ValueError: llama.cpp has no such model or no such tokenizer.
