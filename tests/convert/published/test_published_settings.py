@@ -10,6 +10,7 @@ from tests.convert.published.conftest import CASES, ROTATION
 from transformers import AutoModelForCausalLM
 
 from recurra.convert.portable import PortableModel
+from recurra.convert.published import folder as _folder
 from recurra.convert.published._rules import read_config
 from recurra.convert.published._settings import Settings
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface, to_huggingface
@@ -89,6 +90,30 @@ def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
             found = outcome(model_type, {**rest, key: wrong}, known)
             is_sentence = found.startswith("ValueError: ") and "; expected" in found
             assert found == "made" or is_sentence or "Storage size calculation overflowed" in found, (key, wrong, found)
+
+
+UNREAD = {
+    "falcon-h1": {"attn_layer_indices": None, "sliding_window": None},
+    "nemotron": {"rms_norm_eps": 0.5, "norm_eps": 0.5, "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_entries_of_published_files_that_the_class_does_not_read(peers, name):
+    whole = json.loads((peers(name)[1] / "config.json").read_text())
+    assert config_of(whole["model_type"], whole | UNREAD[name]) == config_of(whole["model_type"], whole)
+
+
+@pytest.mark.parametrize("name", FIRST_CASES)
+def test_a_tensor_of_a_wrong_shape_is_refused_in_a_sentence(peers, monkeypatch, name):
+    folder = peers(name)[1]
+    weights = load_file(folder / "model.safetensors")
+    for key, tensor in weights.items():
+        for damaged in (tensor.new_zeros(()), torch.stack([tensor, tensor], -1), tensor[..., :0]):
+            wrong = {**weights, key: damaged}
+            monkeypatch.setattr(_folder, "_read_folder_weights", lambda _, wrong=wrong: dict(wrong))
+            with pytest.raises(ValueError, match="; expected"):
+                from_huggingface(folder)
 
 
 MAMBA = {"selection_norm": 1e-5, "selection_scales": True}

@@ -125,15 +125,11 @@ _OF_GRANITE = {"linear_attention": "mamba2", "full_attention": ATTENTION, "mamba
 
 
 def _granite_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
-    kinds = settings.words("layer_types", _OF_GRANITE) or ["mamba"] * n_layer
-    require(
-        len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_GRANITE)} for each of {n_layer} layers"
-    )
+    kinds = settings.layers("layer_types", _OF_GRANITE, ["mamba"] * n_layer)
     settings.only(normalization_function="rmsnorm", mlp_bias=False)
     settings.ignore("init_method output_router_logits router_aux_loss_coef")
     rotates = settings.word("position_embedding_type", [None, "nope", "rope"]) == "rope"
-    base, share = settings.rotation(1.0)
-    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    base = settings.whole_rotation()
     mixers = [_OF_GRANITE[kind] for kind in kinds]
     shape = _mamba2_and_attention(settings, d_model, mixers, (base, float(rotates)), n_kv_heads=None, epsilon=1e-6)
     scale = settings.positive("attention_multiplier")
@@ -235,15 +231,14 @@ _FOLDED = (
 def _falcon_h1_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
     settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
     settings.only(mlp_bias=False, projectors_bias=False, mamba_use_mlp=True, time_step_limit=NO_LIMIT)
-    settings.only(layers_block_type=["hybrid"] * n_layer)
+    settings.only(layers_block_type=["hybrid"] * n_layer, attn_layer_indices=None, sliding_window=None)
     settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep mlp_expansion_factor")
     for name in _FOLDED:
         settings.positive(name)
     settings.factors("mlp_multipliers", 2)
     settings.factors("ssm_multipliers", 5)
     sizes, epsilon = settings.sizes(_SIZES_OF_FALCON_H1), settings.number("rms_norm_eps", 1e-5)
-    base, share = settings.rotation(1.0)
-    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    base = settings.whole_rotation()
     inner = settings.size("mamba_expand", 2) * d_model
     inner = settings.optional_size("mamba_d_ssm", 1024) or inner
     heads = sizes["n_mamba_heads"]
@@ -359,9 +354,11 @@ mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts n_sha
 num_experts_per_tok num_nextn_predict_layers output_router_logits routed_scaling_factor topk_group
 """
 _HOW_NEMOTRON_RUNS = """
-attention_head_dim chunk_size expand hidden_dropout mamba_ssm_cache_dtype max_position_embeddings num_logits_to_keep
-rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_rank use_mamba_kernels
+attention_head_dim chunk_size expand hidden_dropout mamba_ssm_cache_dtype max_position_embeddings norm_eps
+num_logits_to_keep partial_rotary_factor rescale_prenorm_residual residual_in_fp32 rms_norm_eps rope_theta
+time_step_floor time_step_max time_step_rank use_mamba_kernels
 """
+"""The class has no positions, and the epsilon of its norms is layer_norm_epsilon."""
 
 
 def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:

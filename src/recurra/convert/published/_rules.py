@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
@@ -19,6 +19,18 @@ _N_SHOWN = 5
 EXPERTS = "mixture-of-experts"
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 """The layers of a SwiGLU network, as most of transformers' models name them."""
+STACK = {
+    "embedding": "model.embed_tokens",
+    **{f"blocks.#.feed_forward.{own}": f"model.layers.#.mlp.{name}" for own, name in SWIGLU.items()},
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+"""The parts around its blocks and its dense networks."""
+NORMS = {
+    "blocks.#.norm_mixing": "model.layers.#.input_layernorm",
+    "blocks.#.norm_feed_forward": "model.layers.#.post_attention_layernorm",
+}
+"""The norms before a block's halves."""
 
 
 class Rule(NamedTuple):
@@ -174,7 +186,7 @@ def rules_of(architecture: Architecture, config: LanguageModelConfig) -> list[Ru
     """Make the rules for all weights."""
     scales = plain_rules(architecture.scales, read=lambda scale: scale + 1, write=lambda scale: (scale - 1,))
     of_blocks = [rule for block in blocks_of(config) for rule in architecture.rules(block)]
-    return [*plain_rules(architecture.names), *scales, *of_blocks]
+    return [*scales, *plain_rules(architecture.names), *of_blocks]
 
 
 def plain_rules(
@@ -264,6 +276,18 @@ def unpacked_experts(weights: dict[str, Tensor], layers: Mapping[str, tuple[str,
     return weights
 
 
+def joined_convolutions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Make one tensor of a layer's convolutions of q, k and v: of three equal parts, if transformers has saved it."""
+    for first in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        names = [first.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        if all(name in weights for name in names):
+            shapes = [tuple(weights[name].shape) for name in names]
+            fits = all(len(shape) == 3 and shape[1:] == shapes[0][1:] for shape in shapes)
+            require(fits, f"the shapes of {', '.join(names)}", shapes, "(channels, 1, kernel) each, with one kernel")
+            weights[first.replace("q_conv1d", "conv1d")] = torch.cat([weights.pop(name) for name in names])
+    return weights
+
+
 def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Multiply the rows of tensors by factors, all by one or each by its own, and round the products once, to `dtype`.
 
@@ -272,7 +296,7 @@ def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype:
     weights = dict(weights)
     for pattern, factor in factors.items():
         for name in [name for name in weights if re.fullmatch(pattern, name)]:
-            if len(factor) in (1, len(weights[name])):
+            if weights[name].dim() == 2 and len(factor) in (1, len(weights[name])):
                 weights[name] = (weights[name].double() * factor[:, None]).to(dtype)
     return weights
 

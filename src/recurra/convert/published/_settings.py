@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 
 MOST_LAYERS = 10**6
 """How many layers a config.json may ask for: each gets an entry in a list before any weight is read."""
@@ -100,6 +100,12 @@ class Settings:
             raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
         return value
 
+    def layers(self, key: str, known: Iterable[str], default: list[str]) -> list[str]:
+        """Take a list with one of the words `known` for each layer; `default`, as long, if it is null or missing."""
+        kinds = self.words(key, known := list(known)) or default
+        require(len(kinds) == len(default), key, kinds, f"one of {', '.join(known)} for each of {len(default)} layers")
+        return kinds
+
     def numbers(self, key: str) -> list[int] | None:
         """Take a list of whole numbers from 0 up; None if it is null or missing."""
         value = self._left.pop(key, None)
@@ -147,6 +153,12 @@ class Settings:
         section.finish()
         self.only(rope_scaling=None)
         return base, share
+
+    def whole_rotation(self, base: float = 10000.0) -> float:
+        """Take the base of rotary attention's angles, where all channels turn."""
+        base, share = self.rotation(1.0, base)
+        require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+        return base
 
     def rotates(self) -> bool:
         """Tell whether the base of rotary attention's angles is not null; take it if it is."""
