@@ -68,6 +68,19 @@ NEMOTRON = {
     "layer_norm_epsilon": 1e-3,
     "pad_token_id": None,
 }
+OF_NEMOTRON = {
+    **NEMOTRON,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"],
+    "num_hidden_layers": 6,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 7,
+    "moe_shared_expert_intermediate_size": 9,
+    "routed_scaling_factor": 1.3,
+    "time_step_min": 1e-9,
+}
+LATENT = ["linear_attention", "moe", "full_attention", "moe"]
+GROUPED = {"n_group": 3, "topk_group": 2, "moe_latent_size": 11, "norm_topk_prob": False}
 GRANITE = {
     **BAMBA,
     "intermediate_size": 9,
@@ -160,6 +173,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-without-attention": ("GraniteMoeHybrid", {**GRANITE, "layer_types": None, "logits_scaling": 1}),
     "nemotron": ("NemotronH", {**NEMOTRON, "time_step_min": 1e-9}),
     "nemotron-limit": ("NemotronH", {**NEMOTRON, "time_step_min": 0.6}),  # which its cached steps do not apply
+    "nemotron-experts": ("NemotronH", OF_NEMOTRON),
+    "nemotron-latent-experts": ("NemotronH", {**OF_NEMOTRON, **GROUPED, "layers_block_type": LATENT}),
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
@@ -194,7 +209,7 @@ def peer(name: str, **changes: Any) -> nn.Module:
     config._experts_implementation = "eager"  # the others take float32 alone, and sizes that are multiples of 4
     model = made(config).eval()
     with torch.no_grad():
-        biases = (buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
+        biases = (buffer for name, buffer in model.named_buffers() if name.endswith(("expert_bias", "correction_bias")))
         for parameter in (*model.parameters(), *biases):
             parameter.normal_(0, 0.3)
     return model

@@ -181,16 +181,20 @@ def test_shards_with_an_index(copy):
             {"layers_block_type": ["mlp", "mamba"]},
             "layers_block_type is .*; expected mixers and feed-forward",
         ),
-        ("nemotron", {"layers_block_type": ["mamba", "moe"]}, "networks without experts, each network after a mixer"),
+        ("nemotron", {"layers_block_type": ["mamba", "moe"]}, r"missing: backbone\.layers\.1\.mixer\.gate\.weight"),
+        ("nemotron-experts", {"mlp_bias": True}, "mlp_bias in .* is True, which is not supported; expected False"),
+        ("nemotron-experts", {"n_group": 4}, "n_groups is 4; expected groups of at least 2 of 6 experts"),
+        ("nemotron-experts", {"moe_latent_size": 8}, r"missing: backbone\.layers\.1\.mixer\.fc1_latent_proj"),
+        ("nemotron-latent-experts", {"moe_latent_size": None}, r"unknown: backbone\.layers\.1\.mixer\.fc1_latent"),
         (
             "nemotron",
             {"layers_block_type": ["mamba", "mlp", "mlp"]},
-            "networks without experts, each network after a mix",
+            "expected mixers and feed-forward networks, each network after a mixer",
         ),
         (
             "nemotron",
             {"layers_block_type": None},
-            r"layers_block_type is \[\]; expected mixers and feed-forward networks",
+            r"missing: backbone\.layers\.1\.mixer\.gate\.weight",
         ),
         (
             "nemotron",

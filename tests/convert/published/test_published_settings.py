@@ -63,8 +63,8 @@ OLDER = {
     "xlstm": ("embedding_dim", "num_blocks"),
 }
 """Entries that the config.json of transformers does not have, or not always."""
-FIRST_CASES = {kind: name for name, (kind, _) in reversed(CASES.items())}.values()
-"""One case of each class."""
+FIRST_CASES = [*{kind: name for name, (kind, _) in reversed(CASES.items())}.values(), "nemotron-latent-experts"]
+"""One case of each class, and one whose class has other entries if it has experts."""
 
 
 def outcome(model_type, entries, known):

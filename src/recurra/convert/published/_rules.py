@@ -215,7 +215,7 @@ def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
 
 def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Rule]:
     """Make rules for experts that are networks there, whose names begin with `theirs` and the expert's number."""
-    gate, up, down = (names[own] for own in ("gate", "up", "down"))
+    first, down = [names[own] for own in ("gate", "up") if own in names], names["down"]
     n_experts = block.n_experts
 
     def named(*layers: str) -> tuple[str, ...]:
@@ -225,12 +225,23 @@ def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Ru
     return [
         Rule(
             rf"{own}gate_up\.weight",
-            named(gate, up),
+            named(*first),
             lambda *parts: torch.cat(parts).unflatten(0, (n_experts, -1)),
-            lambda whole: whole.flatten(0, 1).chunk(2 * n_experts),
+            lambda whole: whole.flatten(0, 1).chunk(len(first) * n_experts),
         ),
         Rule(rf"{own}down\.weight", named(down), lambda *parts: torch.stack(parts), lambda whole: whole.unbind()),
     ]
+
+
+def deepseek_experts(settings: Settings, sizes: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
+    """Take what says how DeepSeek-V3's mixture of experts computes, from entries of its own names but for the sizes."""
+    return {
+        **settings.sizes(sizes),
+        "router": "sigmoid",
+        "normalise": settings.flag("norm_topk_prob", True),
+        "epsilon": 1e-20,
+        "scale": settings.positive("routed_scaling_factor"),
+    }
 
 
 def one_or_list(names: list[str]) -> str | list[str]:
