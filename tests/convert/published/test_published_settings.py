@@ -54,6 +54,13 @@ WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"part
 OLDER = {
     "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
     "bamba": ("partial_rotary_factor", "rope_theta", "layer_types", "head_dim"),
+    "kimi_linear": (
+        "first_k_dense_replace",
+        "linear_attn_config",
+        "mla_use_nope",
+        "moe_layer_freq",
+        "use_grouped_topk",
+    ),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
     "olmo_hybrid": ("rope_theta", "partial_rotary_factor"),
@@ -123,6 +130,7 @@ BAMBA = {"n_heads": 2, "rotated_share": 0.5, "window": None, "dropout": 0.1}
 JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
 DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
 OLMO = {"n_heads": 2, "rotated_share": 0.0, "window": None, "qk_norm": 1e-5, "qk_norm_over": "all"}
+LATENT = {"n_heads": 2, "rotation_base": None, "window": None, "d_query_latent": 5}
 SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
 HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
@@ -134,6 +142,7 @@ HYBRIDS: dict[str, dict] = {
     "lfm2 without attention": {"short-conv": {"kernel_size": 1}},
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
     "olmo_hybrid": {"gated-delta-net": {"n_heads": 2}, "rotary-attention": OLMO},
+    "kimi_linear": {"kda": {"n_heads": 2}, "mla": LATENT},
 }
 PLACES = {"olmo_hybrid": {"norm_place": ["before", "after"]}}
 
@@ -279,6 +288,16 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: olmo(qk_norm_over="head"), "qk_norm_over 'head' instead of 'all' of rotary-attention; .* OlmoHybrid"),
         (lambda: olmo(rotated_share=0.5), "rotated_share 0.5 instead of 1.0 of rotary-attention"),
         (lambda: olmo(window=5), "window 5 instead of None of rotary-attention"),
+        (
+            lambda: portable({"kda": {}, "mla": {"window": None}}),
+            "rotation_base 10000.0 instead of None of mla; .* Kimi",
+        ),
+        (lambda: portable({"kda": {}, "mla": LATENT | {"window": 5}}), "window 5 instead of None of mla"),
+        (
+            lambda: portable({"kda": {"negative_eigenvalues": True}}),
+            "negative_eigenvalues True instead of False of kda",
+        ),
+        (lambda: portable({"kda": {}}, tie_embeddings=True), "expected one that transformers has a class for"),
         (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),

@@ -9,6 +9,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.bamba import modeling_bamba
 from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.nemotron_h import modeling_nemotron_h
@@ -55,6 +56,8 @@ SOURCES = {
     "granite": modeling_granitemoehybrid,
     "granite-dense": modeling_granitemoehybrid,
     "granite-rope": modeling_granitemoehybrid,
+    "kimi": modeling_kimi_linear,
+    "kimi-groups": modeling_kimi_linear,
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "lfm2-experts": modeling_lfm2_moe,
@@ -107,6 +110,7 @@ PADDED = [
     "bamba",
     "granite",
     "granite-dense",
+    "kimi",
     "lfm2",
     "lfm2-experts",
     "mamba2",
@@ -140,7 +144,7 @@ GRADIENTS = [
     "nemotron",
     "nemotron-experts",
 ]
-GRADIENTS += ["olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts"]
+GRADIENTS += ["kimi", "olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts"]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -178,7 +182,7 @@ def gradients_by_their_names(model, model_type):
     return {name: after[name] - before[name] for name in after}
 
 
-@pytest.mark.parametrize("name", ["nemotron-experts"])
+@pytest.mark.parametrize("name", ["kimi", "nemotron-experts"])
 @torch.no_grad()
 def test_decoding_with_packed_layers(peers, name):
     model = from_huggingface(peers(name)[1]).model

@@ -233,14 +233,14 @@ def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Ru
     ]
 
 
-def deepseek_experts(settings: Settings, sizes: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
+def deepseek_experts(settings: Settings, sizes: Mapping[str, tuple[str, int]], scale: float = 1.0) -> dict[str, Any]:
     """Take what says how DeepSeek-V3's mixture of experts computes, from entries of its own names but for the sizes."""
     return {
         **settings.sizes(sizes),
         "router": "sigmoid",
         "normalise": settings.flag("norm_topk_prob", True),
         "epsilon": 1e-20,
-        "scale": settings.positive("routed_scaling_factor"),
+        "scale": settings.positive("routed_scaling_factor", scale),
     }
 
 

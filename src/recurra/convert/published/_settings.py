@@ -135,15 +135,19 @@ class Settings:
             raise self._refusal(key, repr(value), "true or false")
         return value
 
+    def section(self, key: str) -> "Settings":
+        """Take an object of entries; one without any if it is null or missing."""
+        value = self._left.pop(key, None)
+        if value is not None and not isinstance(value, dict):
+            raise self._refusal(key, repr(value), "an object")
+        return Settings(value or {}, f"{key} in {self._name}")
+
     def rotation(self, share: float, base: float = 10000.0, neutral: str = "") -> tuple[float, float]:
         """Take the base of rotary attention's angles and the share of the channels that turn, with these defaults.
 
         `neutral` names the entries of rope_parameters that are dropped.
         """
-        value = self._left.pop("rope_parameters", None)
-        if value is not None and not isinstance(value, dict):
-            raise self._refusal("rope_parameters", repr(value), "an object")
-        section = Settings(value or {}, f"rope_parameters in {self._name}")
+        section = self.section("rope_parameters")
         base = section.number("rope_theta", self.number("rope_theta", base))
         share = section.number("partial_rotary_factor", self.number("partial_rotary_factor", share))
         if not 0 <= share <= 1:
