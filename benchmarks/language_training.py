@@ -52,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gla": {"n_heads": 5},
     "mamba2": {"n_heads": 10},
     "mamba3": {"n_heads": 10},
+    "mla": {"n_heads": 10, "window": 140},
     "mlstm": {"n_heads": 10},
     "reformer": {"n_heads": 10, "window": 140},
     "hyena": {"window": 140},

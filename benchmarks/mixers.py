@@ -46,6 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gateloop": {"n_heads": D_MODEL},
     "rotary-attention": {"n_heads": 6, **WINDOW},
     "gated-attention": {"n_heads": 6, **WINDOW},
+    "mla": {"n_heads": 6, **WINDOW},
     "relative-attention": {"n_heads": 6, "segment_length": 128, "mem_len": 128},
     "gateloop-attention": {"n_heads": 6, **WINDOW},
     "reformer": {"n_heads": 6, **WINDOW},

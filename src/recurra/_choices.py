@@ -34,6 +34,7 @@ PUBLISHED_CLASSES = {
     "bamba": "BambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "olmo_hybrid": "OlmoHybridForCausalLM",

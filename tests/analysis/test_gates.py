@@ -17,7 +17,7 @@ OPTIONS = {
     "mlstm": {"n_heads": 2},
 }
 WITHOUT_GATES = {
-    *("gated-attention", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves
+    *("gated-attention", "mla", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves
     *("linear-attention", "performer"),  # sums that keep everything
     *("hyena", "rwkv4-channel-mixing", "rwkv7-channel-mixing", "short-conv"),  # a window
 }

@@ -62,6 +62,7 @@ OPTIONS: dict[str, dict] = {
     "mamba2": {"d_state": 5, "n_heads": 2, "n_groups": 2},
     "mamba2-attention": {"d_state": 5, "d_inner": 18, "n_mamba_heads": 2, "n_heads": 2, "window": 5},
     "mamba3": {"d_state": 8, "n_heads": 2},
+    "mla": {"window": 5, "n_heads": 2, "d_value": 5, "d_latent": 7, "d_query_latent": 4},
     "mlstm": {"n_heads": 2},
     "h3": {"d_state": 6},
     "hyena": {"window": 5},

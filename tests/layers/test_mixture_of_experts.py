@@ -22,6 +22,8 @@ KINDS = {
     "sigmoid": {"router": "sigmoid", "scale": 0.6},
     "sigmoid alone": {"router": "sigmoid", "normalise": False, "top_k": 3},
     "all": {"top_k": 5},
+    "squared": {"expert": "relu-squared", "d_shared": 4, "d_latent": 3},
+    "grouped": {"router": "sigmoid", "n_experts": 9, "n_groups": 3, "top_groups": 2, "top_k": 4, "epsilon": 0.5},
 }
 
 
@@ -33,20 +35,49 @@ def mixture(**options) -> MixtureOfExperts:
     return module
 
 
-def by_a_loop(module: MixtureOfExperts, x, *, top_k=2, router="softmax", normalise=True, scale=1.0, **_):
+def activated(x, expert):
+    gate, up = (x, x) if expert == "relu-squared" else x.chunk(2)
+    return gate.clamp_min(0) * up if gate is up else functional.silu(gate) * up
+
+
+def without_worst_groups(scores, n_groups, top_groups):
+    """As DeepSeek-V3 says: the groups whose two best experts have the largest sum remain."""
+    groups = scores.view(n_groups, -1)
+    worst = groups.sort(1, descending=True).values[:, :2].sum(1).argsort(descending=True)[top_groups:]
+    return groups.index_fill(0, worst, -torch.inf).flatten()
+
+
+def by_a_loop(
+    module: MixtureOfExperts,
+    x,
+    *,
+    top_k=2,
+    router="softmax",
+    normalise=True,
+    scale=1.0,
+    expert="swiglu",
+    epsilon=1e-6,
+    n_groups=1,
+    top_groups=1,
+    **_,
+):
     """Token by token; every expert as a network of its own."""
-    weights, outputs = dict(module.named_parameters()), []
+    kind, weights, outputs = expert, dict(module.named_parameters()), []
     for token in x.flatten(0, 1):
         logits, bias = weights["router.weight"] @ token, weights.get("router.bias", 0.0)
         probabilities = logits.softmax(0) if router == "softmax" else logits.sigmoid()
-        chosen = (probabilities + bias).argsort(descending=True)[:top_k]
-        total = probabilities[chosen].sum() + (1e-6 if router == "sigmoid" else 0.0) if normalise else 1.0
-        y = torch.zeros_like(token)
+        preferred = without_worst_groups(probabilities + bias, n_groups, top_groups)
+        chosen = preferred.argsort(descending=True)[:top_k]
+        total = probabilities[chosen].sum() + (epsilon if router == "sigmoid" else 0.0) if normalise else 1.0
+        inputs = weights["to_latent.weight"] @ token if "to_latent.weight" in weights else token
+        y = torch.zeros_like(inputs)
         for expert in chosen:
-            gate, up = (weights["experts.gate_up.weight"][expert] @ token).chunk(2)
-            inner = functional.silu(gate) * up
+            inner = activated(weights["experts.gate_up.weight"][expert] @ inputs, kind)
             y = y + scale * probabilities[expert] / total * (weights["experts.down.weight"][expert] @ inner)
-        if module.shared is not None:
+        y = weights["from_latent.weight"] @ y if "from_latent.weight" in weights else y
+        if kind == "relu-squared":
+            y = y + weights["shared.3.weight"] @ activated(weights["shared.0.weight"] @ token, kind)
+        elif module.shared is not None:
             inner = functional.silu(weights["shared.gate.weight"] @ token) * (weights["shared.up.weight"] @ token)
             shared = weights["shared.down.weight"] @ inner
             if "shared_gate.weight" in weights:
@@ -173,12 +204,13 @@ def test_training_minimises_the_balance_too():
         Objective(LanguageModel(LanguageModelConfig(5)), TrainingConfig(balance_penalty=0.25))
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
-def test_packed_experts_are_packed_layers(dtype):
+def test_packed_experts_are_packed_layers(dtype, gated):
     """Bit for bit, whatever else is computed beside them; 70 tokens are more than the kernel takes at once."""
     torch.manual_seed(0)
-    experts, x = Experts(4, 40, 72), torch.randn(70, 40)
+    experts, x = Experts(4, 40, 72, gated=gated), torch.randn(70, 40)
     packed, chosen = DecodingExperts(experts, dtype), torch.rand(70, 4).topk(2).indices
     chosen[:, 0] = torch.where(chosen[:, 1] == 3, 0, 3)
     for tokens in (slice(0, 1), slice(0, 5), slice(None)):
@@ -186,8 +218,8 @@ def test_packed_experts_are_packed_layers(dtype):
         for found, token, numbers in zip(y, x[tokens], chosen[tokens]):
             for one, expert in zip(found, numbers):
                 inner, outer = linear(experts.gate_up, expert), linear(experts.down, expert)
-                gate, up = DecodingLinear(inner, dtype)(token[None]).chunk(2, -1)
-                expected = DecodingLinear(outer, dtype)(functional.silu(gate) * up)[0]
+                hidden = activated(DecodingLinear(inner, dtype)(token), "swiglu" if gated else "relu-squared")
+                expected = DecodingLinear(outer, dtype)(hidden[None])[0]
                 close = 1e-5 if dtype == "float32" else 0.0  # of which torch multiplies many
                 torch.testing.assert_close(one, expected, rtol=close, atol=close)
 
@@ -201,7 +233,12 @@ def linear(weights, expert):
 CLOSE = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06, "int4": 0.3}
 
 
-@pytest.mark.parametrize("options", [{}, {"normalise": False, "shared_gate": False}, {"router": "sigmoid"}], ids=str)
+SQUARED = {"expert": "relu-squared", "d_latent": 9, "router": "sigmoid", "shared_gate": False}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"normalise": False, "shared_gate": False}, {"router": "sigmoid"}, SQUARED], ids=str
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
 def test_a_prepared_model_decodes(dtype, options):
@@ -233,6 +270,14 @@ def test_a_prepared_model_decodes(dtype, options):
         ({"scale": "a"}, "scale is 'a'; expected a number"),
         ({"shared_gate": True}, "shared_gate is True; expected False with d_shared = 0"),
         ({"scale": 0.0}, "scale is 0.0; expected"),
+        ({"expert": "gelu"}, "expert is 'gelu'; expected one of swiglu, relu-squared"),
+        ({"epsilon": 1.0}, "epsilon is 1.0; expected 1e-06 with router = 'softmax'"),
+        ({"router": "sigmoid", "n_groups": 5}, "n_groups is 5; expected groups of at least 2 of 5 experts"),
+        ({"router": "sigmoid", "top_groups": 2}, "top_groups is 2; expected at most n_groups = 1"),
+        (
+            {"router": "sigmoid", "n_experts": 8, "n_groups": 4, "top_k": 3},
+            "top_k is 3; expected at most the 2 experts of",
+        ),
     ],
 )
 def test_options_that_do_not_fit(options, message):

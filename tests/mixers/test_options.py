@@ -35,6 +35,8 @@ REFUSED = [
     ("rotary-attention", {"n_heads": 2, "query_scale": 0.0}, f"query_scale is 0.0; {POSITIVE}"),
     ("mamba3", {"decay_activation": "exp"}, "decay_activation is 'exp'; expected one of heavy-tail, softplus"),
     ("mamba3", {"d_state": 6}, "d_state is 6; expected a multiple of 4"),
+    ("mla", {"n_heads": 2, "d_shared": 3}, f"d_shared is 3; {EVEN}: channels rotate in pairs: or set rotation_base"),
+    ("mla", {"n_heads": 2, "norm_epsilon": 0.0}, f"norm_epsilon is 0.0; {POSITIVE}"),
     ("mlstm", {"n_heads": 2, "d_v": 2}, "d_v is 2; expected at least 2 channels a head"),
     ("reformer", {"n_buckets": 5}, f"n_buckets is 5; {EVEN} from 2"),
     ("relative-attention", {"n_heads": 5}, "n_heads is 5; expected a divisor of d_model = 12: or set d_head"),

@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict] = {
     "rotary-attention": {"window": 5, "n_heads": 2},
     "gated-attention": {"window": 5, "n_heads": 2},
     "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
+    "mla": {"window": 5, "n_heads": 2},
     "mlstm": {"n_heads": 2},
     "retnet": {"n_heads": 2},
 }

@@ -287,18 +287,23 @@ def _experts(
     down: Tensor,
     down_scale: Tensor,
     chosen: Tensor,
+    gated: bool,
 ) -> None:
     if chosen.numel() > _MOST_CHOICES:
         raise StepNotCompiled(f"{chosen.numel()} choices of experts")
     x, (n_inner, n_out) = _dense(memory, x), (gate_up_scale.shape[1], down_scale.shape[1])
-    inner, hidden = (memory.scratch((*chosen.shape, size)) for size in (n_inner, n_inner // 2))
+    inner, hidden = (memory.scratch((*chosen.shape, size)) for size in (n_inner, n_inner // (1 + gated)))
     biases = [memory.constant(torch.zeros(size, dtype=torch.float32)) for size in (n_inner, n_out)]
     choices = [(token, number) for token in range(chosen.shape[0]) for number in range(chosen.shape[1])]
     for at in choices:
         memory.linear_of(inner[at], x[at[0]], gate_up, gate_up_scale, biases[0], chosen[at])
-    gate, up = inner.chunk(2, -1)
-    memory.map("silu", hidden, gate)
-    memory.map("mul", hidden, hidden, up)
+    if gated:
+        gate, up = inner.chunk(2, -1)
+        memory.map("silu", hidden, gate)
+        memory.map("mul", hidden, hidden, up)
+    else:
+        memory.map("maximum", hidden, inner, 0.0)
+        memory.map("mul", hidden, hidden, hidden)
     for at in choices:
         memory.linear_of(out[at], hidden[at], down, down_scale, biases[1], chosen[at])
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from recurra._choices import DTYPES, Numbers
 from recurra.checks import kind_of, require, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
-from recurra.layers.feed_forward import Experts, TiedLinear, by_expert
+from recurra.layers.feed_forward import Experts, TiedLinear, by_expert, expert_activation
 from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.slstm import SLSTM
@@ -249,11 +249,11 @@ _PACK: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _check_experts(
-    x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, chosen: Tensor
+    x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, chosen: Tensor, gated: bool
 ) -> None:
-    n_experts, tokens = len(gate_up), len(x)
+    n_experts, tokens, parts = len(gate_up), len(x), 1 + gated
     _, n_in, n_inner = describe_weights(gate_up[0], x.shape[-1], gate_up_scale.shape[-1])
-    _, d_expert, n_out = describe_weights(down[0], n_inner // 2, down_scale.shape[-1])
+    _, d_expert, n_out = describe_weights(down[0], n_inner // parts, down_scale.shape[-1])
     require_layout("x", x, (tokens, n_in), torch.float32, gate_up.device)
     for name, tensor, shape in (
         ("gate_up_scale", gate_up_scale, (n_experts, n_inner)),
@@ -264,20 +264,29 @@ def _check_experts(
         if not tensor.is_contiguous():
             raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
     require_layout("chosen", chosen, (tokens, chosen.shape[-1]), torch.int64, gate_up.device)
-    sizes = (2 * d_expert, n_out)
-    require(sizes == (n_inner, n_in), "down", kind_of(down), f"weights from {n_inner // 2} to {n_in} channels, packed")
+    sizes = (parts * d_expert, n_out)
+    require(
+        sizes == (n_inner, n_in), "down", kind_of(down), f"weights from {n_inner // parts} to {n_in} channels, packed"
+    )
 
 
 def _run_experts(
-    y: Tensor, x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, chosen: Tensor
+    y: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    chosen: Tensor,
+    gated: bool,
 ) -> None:
     order, counts = by_expert(chosen, len(gate_up))
     rows = y.view(-1, y.shape[-1])
     for expert, places in enumerate(order.split(counts)):
         if len(places):
             inputs = x.index_select(0, places // chosen.shape[1])
-            gate, up = _product(inputs, gate_up[expert], gate_up_scale[expert]).chunk(2, -1)
-            rows[places] = _product(functional.silu(gate) * up, down[expert], down_scale[expert])
+            inner = _product(inputs, gate_up[expert], gate_up_scale[expert])
+            rows[places] = _product(expert_activation(inner, gated), down[expert], down_scale[expert])
 
 
 def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -289,10 +298,10 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 _decoding_experts = Operator(
-    "decoding_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, Tensor chosen)"
-    " -> Tensor",
+    "decoding_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, Tensor chosen,"
+    " bool gated) -> Tensor",
     check=_check_experts,
-    allocate=lambda x, *others: x.new_empty((*others[-1].shape, x.shape[-1])),
+    allocate=lambda x, *others: x.new_empty((*others[-2].shape, x.shape[-1])),
     run=_run_experts,
 )
 
@@ -307,6 +316,7 @@ class DecodingExperts(nn.Module):
 
     def __init__(self, experts: Experts, dtype: str) -> None:
         super().__init__()
+        self.gated = experts.gated
         for name in ("gate_up", "down"):
             weight = getattr(experts, name).weight.detach()
             packed = [DecodingLinear(_linear(one, None), dtype) for one in weight]
@@ -318,7 +328,8 @@ class DecodingExperts(nn.Module):
         self, x: Float[Tensor, "tokens d_model"], chosen: Int[Tensor, "tokens top_k"]
     ) -> Float[Tensor, "tokens top_k d_model"]:
         """Apply the chosen experts to each token."""
-        return _decoding_experts(x.float(), self.gate_up, self.gate_up_scale, self.down, self.down_scale, chosen)
+        weights = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
+        return _decoding_experts(x.float(), *weights, chosen, self.gated)
 
 
 class _GRUProducts(nn.Module):

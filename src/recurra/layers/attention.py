@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recurra.checks import require, require_at_least, require_heads
-from recurra.ops._operator import transforms_are_active
+from recurra.ops._operator import OneNode, is_any_length, transforms_are_active
 
 
 def head_size(d_model: int, n_heads: int, d_head: int | None) -> int:
@@ -168,3 +168,53 @@ def windows(n_queries: int, n_keys: int, window: int) -> Iterator[tuple[int, int
     for start in range(0, n_queries, window):
         stop = min(start + window, n_queries)
         yield start, stop, max(0, before + start - window + 1), before + stop
+
+
+def visible_steps(n_queries: int, n_keys: int, window: int | None, device: torch.device) -> Bool[Tensor, "L K"]:
+    """Mark the steps of a window that each of the last `n_queries` steps sees."""
+    steps = torch.arange(n_keys, device=device)
+    age = steps[n_keys - n_queries :, None] - steps
+    return (age >= 0) & (age < (n_keys if window is None else window))
+
+
+def windowed_attention(
+    queries: Float[Tensor, "B H L d_key"],
+    keys: Float[Tensor, "B H K d_key"],
+    values: Float[Tensor, "B H K d_value"],
+    window: int | None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H L d_value"]:
+    """Attend from the last L of K steps to the last `window` steps of each; None for all. Memory grows with L alone."""
+    n_keys = keys.shape[2]
+    window = max(n_keys, 1) if window is None else window
+    if not dropout and is_any_length(n_keys):
+        return _any_steps(queries, keys, values, window)
+    return _in_windows(queries, keys, values, window, dropout)
+
+
+def _in_windows(queries: Tensor, keys: Tensor, values: Tensor, window: int, dropout: float = 0.0) -> Tensor:
+    outputs = []
+    for start, stop, first, last in windows(queries.shape[2], keys.shape[2], window):
+        seen = (queries[:, :, start:stop], keys[:, :, first:last], values[:, :, first:last])
+        outputs.append(_in_window(*seen, window=window, dropout=dropout))
+    return torch.cat(outputs, 2) if outputs else _like_values(queries, keys, values)
+
+
+def _like_values(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
+    return queries.new_empty((*queries.shape[:-1], values.shape[-1]))
+
+
+def _in_window(queries: Tensor, keys: Tensor, values: Tensor, *, window: int, dropout: float) -> Tensor:
+    n_queries, n_keys = queries.shape[2], keys.shape[2]
+    if n_queries == n_keys <= window:
+        return causal_attention(queries, keys, values, dropout_p=dropout)
+    visible = visible_steps(n_queries, n_keys, window, keys.device)
+    return causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)
+
+
+_any_steps = OneNode(
+    "windowed_attention(Tensor queries, Tensor keys, Tensor values, SymInt window) -> Tensor",
+    _in_windows,
+    _like_values,
+    n_inputs=3,
+)

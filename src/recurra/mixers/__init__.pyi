@@ -19,6 +19,7 @@ from recurra.mixers.mamba2_attention import Mamba2Attention, Mamba2AttentionStat
 from recurra.mixers.mamba3 import Mamba3, Mamba3State
 from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
+from recurra.mixers.mla import MultiHeadLatentAttention, MultiHeadLatentAttentionState
 from recurra.mixers.mlstm import MLSTM, MLSTMState
 from recurra.mixers.performer import Performer, PerformerState
 from recurra.mixers.reformer import Reformer, ReformerState
@@ -88,6 +89,8 @@ __all__ = [
     "MinLSTM",
     "MinLSTMState",
     "Mixer",
+    "MultiHeadLatentAttention",
+    "MultiHeadLatentAttentionState",
     "Performer",
     "PerformerState",
     "RGLRUState",

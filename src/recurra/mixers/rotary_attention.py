@@ -10,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import choose, require, require_at_least, require_positive, require_probability
-from recurra.layers.attention import append_to_cache, cache_limit, causal_attention, head_size, trim_cache, windows
+from recurra.layers.attention import append_to_cache, cache_limit, head_size, trim_cache, windowed_attention
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import phases, rotate
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
-from recurra.ops._operator import OneNode, is_any_length
 
 
 class RotaryAttentionState(NamedTuple):
@@ -136,40 +135,10 @@ class RotaryAttention(Mixer):
         shared_by = self.n_heads // self.n_kv_heads
         if shared_by > 1:
             rotated, values = (part.repeat_interleave(shared_by, 1) for part in (rotated, values))
-        window = max(n_keys, 1) if self.window is None else self.window
         dropout = self.dropout if self.training else 0.0
-        if not dropout and is_any_length(n_keys):
-            return _any_steps(queries, rotated, values, window).transpose(1, 2)
-        return _in_windows(queries, rotated, values, window, dropout).transpose(1, 2)
+        return windowed_attention(queries, rotated, values, self.window, dropout).transpose(1, 2)
 
     def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
         if self.n_rotated == self.d_head:
             return rotate(x, angles)
         return torch.cat([rotate(x[..., : self.n_rotated], angles), x[..., self.n_rotated :]], -1)
-
-
-def _in_windows(queries: Tensor, keys: Tensor, values: Tensor, window: int, dropout: float = 0.0) -> Tensor:
-    """Attend from the last steps of those that have keys: (B, H, L, d_head)."""
-    outputs = []
-    for start, stop, first, last in windows(queries.shape[2], keys.shape[2], window):
-        seen = (queries[:, :, start:stop], keys[:, :, first:last], values[:, :, first:last])
-        outputs.append(_softmax(*seen, window=window, dropout=dropout))
-    return torch.cat(outputs, 2) if outputs else queries
-
-
-def _softmax(queries: Tensor, keys: Tensor, values: Tensor, *, window: int, dropout: float) -> Tensor:
-    n_queries, n_keys = queries.shape[2], keys.shape[2]
-    if n_queries == n_keys <= window:
-        return causal_attention(queries, keys, values, dropout_p=dropout)
-    steps = torch.arange(n_keys, device=keys.device)
-    age = steps[n_keys - n_queries :, None] - steps
-    visible = (age >= 0) & (age < window)
-    return causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)
-
-
-_any_steps = OneNode(
-    "windowed_attention(Tensor queries, Tensor keys, Tensor values, SymInt window) -> Tensor",
-    _in_windows,
-    lambda queries, *_: queries.new_empty(queries.shape),
-    n_inputs=3,
-)

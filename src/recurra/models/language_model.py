@@ -187,7 +187,7 @@ class LanguageModelConfig(ModelConfig):
     approximates GELU, or "mixture-of-experts"; one for all blocks or one per block, where "none" is no network."""
     feed_forward_options: dict[str, Any] = field(default_factory=dict)
     """Options of "mixture-of-experts": n_experts, top_k, d_expert (d_channel_mixing unless given), d_shared,
-    shared_gate, router, normalise, scale."""
+    shared_gate, expert, d_latent, router, normalise, epsilon, n_groups, top_groups, scale."""
     norm: str = "layer"
     """The norms of all layers and before the head: "layer" or "rms"."""
     norm_place: str | list[str] = "before"

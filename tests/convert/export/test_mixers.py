@@ -68,7 +68,7 @@ CASES = {
     ),
 }
 REFUSED = {
-    *("gated-attention", "gateloop-attention", "mamba2-attention", "reformer", "relative-attention"),
+    *("gated-attention", "gateloop-attention", "mamba2-attention", "mla", "reformer", "relative-attention"),
     "rotary-attention",
 }
 TRACES = (prefill_program, step_program)

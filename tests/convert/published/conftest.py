@@ -68,6 +68,19 @@ NEMOTRON = {
     "layer_norm_epsilon": 1e-3,
     "pad_token_id": None,
 }
+OF_NEMOTRON = {
+    **NEMOTRON,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"],
+    "num_hidden_layers": 6,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 7,
+    "moe_shared_expert_intermediate_size": 9,
+    "routed_scaling_factor": 1.3,
+    "time_step_min": 1e-9,
+}
+LATENT = ["linear_attention", "moe", "full_attention", "moe"]
+GROUPED = {"n_group": 3, "topk_group": 2, "moe_latent_size": 11, "norm_topk_prob": False}
 GRANITE = {
     **BAMBA,
     "intermediate_size": 9,
@@ -139,6 +152,26 @@ SOME = {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3
 HYBRID = ["linear_attention", "full_attention"]
 OLMO = {**QWEN, "pad_token_id": None, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-3}
 del OLMO["head_dim"]
+KIMI = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "intermediate_size": 20,
+    "moe_intermediate_size": 7,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 11,
+    "qk_rope_head_dim": 3,
+    "qk_nope_head_dim": 7,
+    "v_head_dim": 5,
+    "linear_head_dim": 6,
+    "linear_num_heads": 2,
+    "linear_conv_kernel_dim": 3,
+    "rms_norm_eps": 1e-3,
+    "pad_token_id": None,
+}
+OF_KIMI = {"q_lora_rank": 9, "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False}
 NOPE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
@@ -160,6 +193,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-without-attention": ("GraniteMoeHybrid", {**GRANITE, "layer_types": None, "logits_scaling": 1}),
     "nemotron": ("NemotronH", {**NEMOTRON, "time_step_min": 1e-9}),
     "nemotron-limit": ("NemotronH", {**NEMOTRON, "time_step_min": 0.6}),  # which its cached steps do not apply
+    "nemotron-experts": ("NemotronH", OF_NEMOTRON),
+    "nemotron-latent-experts": ("NemotronH", {**OF_NEMOTRON, **GROUPED, "layers_block_type": LATENT}),
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
@@ -167,6 +202,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-biases": ("Lfm2", {**LFM2, "full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 4, **OF_LFM2}),
     "lfm2-experts": ("Lfm2Moe", LFM2_MOE),
     "lfm2-experts-everywhere": ("Lfm2Moe", {**LFM2_MOE, "num_dense_layers": 0, "norm_topk_prob": False, **UNTIED}),
+    "kimi": ("KimiLinear", KIMI),
+    "kimi-groups": ("KimiLinear", {**KIMI, **OF_KIMI, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "kimi-dense": ("KimiLinear", {**KIMI, "mlp_layer_types": ["dense"] * 3, "layer_types": ["linear_attention"] * 3}),
     "olmo": ("OlmoHybrid", {**OLMO, "layer_types": HYBRID}),
     "olmo-without-positions": (
         "OlmoHybrid",
@@ -194,7 +232,7 @@ def peer(name: str, **changes: Any) -> nn.Module:
     config._experts_implementation = "eager"  # the others take float32 alone, and sizes that are multiples of 4
     model = made(config).eval()
     with torch.no_grad():
-        biases = (buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
+        biases = (buffer for name, buffer in model.named_buffers() if name.endswith(("expert_bias", "correction_bias")))
         for parameter in (*model.parameters(), *biases):
             parameter.normal_(0, 0.3)
     return model

@@ -181,16 +181,20 @@ def test_shards_with_an_index(copy):
             {"layers_block_type": ["mlp", "mamba"]},
             "layers_block_type is .*; expected mixers and feed-forward",
         ),
-        ("nemotron", {"layers_block_type": ["mamba", "moe"]}, "networks without experts, each network after a mixer"),
+        ("nemotron", {"layers_block_type": ["mamba", "moe"]}, r"missing: backbone\.layers\.1\.mixer\.gate\.weight"),
+        ("nemotron-experts", {"mlp_bias": True}, "mlp_bias in .* is True, which is not supported; expected False"),
+        ("nemotron-experts", {"n_group": 4}, "n_groups is 4; expected groups of at least 2 of 6 experts"),
+        ("nemotron-experts", {"moe_latent_size": 8}, r"missing: backbone\.layers\.1\.mixer\.fc1_latent_proj"),
+        ("nemotron-latent-experts", {"moe_latent_size": None}, r"unknown: backbone\.layers\.1\.mixer\.fc1_latent"),
         (
             "nemotron",
             {"layers_block_type": ["mamba", "mlp", "mlp"]},
-            "networks without experts, each network after a mix",
+            "expected mixers and feed-forward networks, each network after a mixer",
         ),
         (
             "nemotron",
             {"layers_block_type": None},
-            r"layers_block_type is \[\]; expected mixers and feed-forward networks",
+            r"missing: backbone\.layers\.1\.mixer\.gate\.weight",
         ),
         (
             "nemotron",
@@ -223,6 +227,25 @@ def test_shards_with_an_index(copy):
             "lfm2-experts",
             {"routed_scaling_factor": 0},
             r"routed_scaling_factor in .* is 0\.0; expected a number above 0",
+        ),
+        ("kimi", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
+        ("kimi", {"mla_use_nope": False}, "mla_use_nope in .* is False, which is not supported; expected True"),
+        ("kimi", {"num_key_value_heads": 1}, "num_key_value_heads in .* is 1, which is not supported; expected 3 or"),
+        ("kimi", {"moe_router_activation_func": "softmax"}, "is 'softmax', which is not supported; expected 'sigmoid'"),
+        ("kimi", {"num_expert_group": 4}, "n_groups is 4; expected groups of at least 2 of 6 experts"),
+        ("kimi", {"n_group": 2}, "n_group in .* is 2; expected that of num_expert_group, 1"),
+        ("kimi", {"layer_types": None}, r"missing: model\.layers\.1\.self_attn\.A_log"),
+        ("kimi", {"q_lora_rank": 9}, r"missing: model\.layers\.1\.self_attn\.q_a_proj\.weight"),
+        (
+            "kimi",
+            {"linear_attn_config": {"num_heads": 3}},
+            r"A_log .* is \(1, 1, 2, 1\); expected \(1, 1, 3, 1\)",
+        ),
+        ("kimi", {"linear_attn_config": {"rank": 3}}, "linear_attn_config in .* is one with rank; expected no entries"),
+        (
+            "kimi",
+            {"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2]}},
+            r"full_attn_layers and kda_layers is \(\[2\], \[1, 2\]\); expected each of 3 layers once, from 1",
         ),
         ("olmo", {"attention_bias": True}, "attention_bias in .* is True, which is not supported; expected False"),
         ("olmo", {"hidden_act": "gelu"}, "hidden_act in .* is 'gelu', which is not supported; expected 'silu' or"),
@@ -286,6 +309,22 @@ def test_the_names_of_liquid_ais_own_folders(copy):
     entries |= {"rope_theta": entries.pop("rope_parameters")["rope_theta"], "layer_types": None, "full_attn_idxs": [1]}
     entries |= {"block_dim": 24, "block_use_swiglu": True, "block_norm_eps": 1e-5, "conv_dim": 24, "num_heads": 4}
     (folder / "config.json").write_text(json.dumps(entries))
+    assert torch.equal(from_huggingface(folder).model(TOKENS)[0], expected)
+
+
+def test_the_names_of_moonshot_ais_own_folders(copy):
+    """As moonshotai/Kimi-Linear-48B-A3B-Instruct: sizes in a section, layers by their numbers from 1."""
+    folder = copy("kimi")
+    expected = from_huggingface(folder).model(TOKENS)[0]
+    entries = json.loads((folder / "config.json").read_text())
+    sizes = {"head_dim": entries.pop("linear_head_dim"), "num_heads": entries.pop("linear_num_heads")}
+    sizes |= {"short_conv_kernel_size": entries.pop("linear_conv_kernel_dim")}
+    entries |= {"linear_attn_config": sizes | {"full_attn_layers": [2], "kda_layers": [1, 3]}, "layer_types": None}
+    entries |= {"first_k_dense_replace": 1, "mlp_layer_types": None, "mla_use_nope": True, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(entries))
+    weights = load_file(folder / "model.safetensors")
+    weights = {name.replace("layers.0.block_sparse_moe", "layers.0.mlp"): x for name, x in weights.items()}
+    save_file(weights, folder / "model.safetensors")
     assert torch.equal(from_huggingface(folder).model(TOKENS)[0], expected)
 
 

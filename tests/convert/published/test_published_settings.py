@@ -10,6 +10,7 @@ from tests.convert.published.conftest import CASES, ROTATION
 from transformers import AutoModelForCausalLM
 
 from recurra.convert.portable import PortableModel
+from recurra.convert.published import folder as _folder
 from recurra.convert.published._rules import read_config
 from recurra.convert.published._settings import Settings
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface, to_huggingface
@@ -53,6 +54,13 @@ WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"part
 OLDER = {
     "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
     "bamba": ("partial_rotary_factor", "rope_theta", "layer_types", "head_dim"),
+    "kimi_linear": (
+        "first_k_dense_replace",
+        "linear_attn_config",
+        "mla_use_nope",
+        "moe_layer_freq",
+        "use_grouped_topk",
+    ),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
     "olmo_hybrid": ("rope_theta", "partial_rotary_factor"),
@@ -62,8 +70,8 @@ OLDER = {
     "xlstm": ("embedding_dim", "num_blocks"),
 }
 """Entries that the config.json of transformers does not have, or not always."""
-FIRST_CASES = {kind: name for name, (kind, _) in reversed(CASES.items())}.values()
-"""One case of each class."""
+FIRST_CASES = [*{kind: name for name, (kind, _) in reversed(CASES.items())}.values(), "nemotron-latent-experts"]
+"""One case of each class, and one whose class has other entries if it has experts."""
 
 
 def outcome(model_type, entries, known):
@@ -91,6 +99,30 @@ def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
             assert found == "made" or is_sentence or "Storage size calculation overflowed" in found, (key, wrong, found)
 
 
+UNREAD = {
+    "falcon-h1": {"attn_layer_indices": None, "sliding_window": None},
+    "nemotron": {"rms_norm_eps": 0.5, "norm_eps": 0.5, "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_entries_of_published_files_that_the_class_does_not_read(peers, name):
+    whole = json.loads((peers(name)[1] / "config.json").read_text())
+    assert config_of(whole["model_type"], whole | UNREAD[name]) == config_of(whole["model_type"], whole)
+
+
+@pytest.mark.parametrize("name", FIRST_CASES)
+def test_a_tensor_of_a_wrong_shape_is_refused_in_a_sentence(peers, monkeypatch, name):
+    folder = peers(name)[1]
+    weights = load_file(folder / "model.safetensors")
+    for key, tensor in weights.items():
+        for damaged in (tensor.new_zeros(()), torch.stack([tensor, tensor], -1), tensor[..., :0]):
+            wrong = {**weights, key: damaged}
+            monkeypatch.setattr(_folder, "_read_folder_weights", lambda _, wrong=wrong: dict(wrong))
+            with pytest.raises(ValueError, match="; expected"):
+                from_huggingface(folder)
+
+
 MAMBA = {"selection_norm": 1e-5, "selection_scales": True}
 ATTENTION = {"n_heads": 2, "norm_epsilon": 1e-5, "window": None}
 GRIFFIN = {"n_heads": 2, "rotated_share": 0.5, "window": 5, "output_bias": True}
@@ -98,6 +130,7 @@ BAMBA = {"n_heads": 2, "rotated_share": 0.5, "window": None, "dropout": 0.1}
 JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
 DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
 OLMO = {"n_heads": 2, "rotated_share": 0.0, "window": None, "qk_norm": 1e-5, "qk_norm_over": "all"}
+LATENT = {"n_heads": 2, "rotation_base": None, "window": None, "d_query_latent": 5}
 SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
 HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
@@ -109,6 +142,7 @@ HYBRIDS: dict[str, dict] = {
     "lfm2 without attention": {"short-conv": {"kernel_size": 1}},
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
     "olmo_hybrid": {"gated-delta-net": {"n_heads": 2}, "rotary-attention": OLMO},
+    "kimi_linear": {"kda": {"n_heads": 2}, "mla": LATENT},
 }
 PLACES = {"olmo_hybrid": {"norm_place": ["before", "after"]}}
 
@@ -254,6 +288,16 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
         (lambda: olmo(qk_norm_over="head"), "qk_norm_over 'head' instead of 'all' of rotary-attention; .* OlmoHybrid"),
         (lambda: olmo(rotated_share=0.5), "rotated_share 0.5 instead of 1.0 of rotary-attention"),
         (lambda: olmo(window=5), "window 5 instead of None of rotary-attention"),
+        (
+            lambda: portable({"kda": {}, "mla": {"window": None}}),
+            "rotation_base 10000.0 instead of None of mla; .* Kimi",
+        ),
+        (lambda: portable({"kda": {}, "mla": LATENT | {"window": 5}}), "window 5 instead of None of mla"),
+        (
+            lambda: portable({"kda": {"negative_eigenvalues": True}}),
+            "negative_eigenvalues True instead of False of kda",
+        ),
+        (lambda: portable({"kda": {}}, tie_embeddings=True), "expected one that transformers has a class for"),
         (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),

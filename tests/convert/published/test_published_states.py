@@ -9,6 +9,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.bamba import modeling_bamba
 from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 from transformers.models.nemotron_h import modeling_nemotron_h
@@ -19,6 +20,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from recurra.convert.published._rules import fused_of, join_fused, rules_of, usual_names, weights_by_their_names
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface
+from recurra.decoding.steps import prepare
 from recurra.state import tensors
 
 TOKENS = torch.randint(50, (2, 75), generator=torch.Generator().manual_seed(1))
@@ -54,12 +56,16 @@ SOURCES = {
     "granite": modeling_granitemoehybrid,
     "granite-dense": modeling_granitemoehybrid,
     "granite-rope": modeling_granitemoehybrid,
+    "kimi": modeling_kimi_linear,
+    "kimi-groups": modeling_kimi_linear,
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "lfm2-experts": modeling_lfm2_moe,
     "olmo": modeling_olmo_hybrid,
     "olmo-without-positions": modeling_olmo_hybrid,
     "nemotron": modeling_nemotron_h,
+    "nemotron-experts": modeling_nemotron_h,
+    "nemotron-latent-experts": modeling_nemotron_h,
     "qwen3-next": modeling_qwen3_next,
     "qwen3-next-experts": modeling_qwen3_next,
     "qwen3-next-some-experts": modeling_qwen3_next,
@@ -104,6 +110,7 @@ PADDED = [
     "bamba",
     "granite",
     "granite-dense",
+    "kimi",
     "lfm2",
     "lfm2-experts",
     "mamba2",
@@ -127,8 +134,17 @@ def test_padding_in_front(peers, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-GRADIENTS = ["bamba", "falcon-h1-norm", "granite", "granite-dense", "jamba-experts", "lfm2-biases", "nemotron"]
-GRADIENTS += ["olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts"]
+GRADIENTS = [
+    "bamba",
+    "falcon-h1-norm",
+    "granite",
+    "granite-dense",
+    "jamba-experts",
+    "lfm2-biases",
+    "nemotron",
+    "nemotron-experts",
+]
+GRADIENTS += ["kimi", "olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts"]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -141,6 +157,8 @@ def test_gradients(peers, name):
     peer.zero_grad()
     (peer(TOKENS[:, :19], use_cache=False).logits * weights).sum().backward()
     expected = {name: weight.grad.clone() for name, weight in peer.named_parameters()}
+    untrained = {name: bias for name, bias in peer.named_buffers() if name.endswith("correction_bias")}
+    expected |= {name: torch.zeros_like(bias) for name, bias in untrained.items()}
     expected = revert_weight_conversion(peer, expected)  # as in files
     expected = usual_names(ARCHITECTURES[peer.config.model_type], expected)
     peer.zero_grad()
@@ -158,10 +176,22 @@ def gradients_by_their_names(model, model_type):
     stepped, start = copy.deepcopy(model), copy.deepcopy(model)
     with torch.no_grad():
         for one, zero, weight in zip(stepped.parameters(), start.parameters(), model.parameters(), strict=True):
-            one.copy_(weight.grad)
+            one.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             zero.zero_()
     after, before = (join_fused(weights_by_their_names(one, rules), fused) for one in (stepped, start))
     return {name: after[name] - before[name] for name in after}
+
+
+@pytest.mark.parametrize("name", ["kimi", "nemotron-experts"])
+@torch.no_grad()
+def test_decoding_with_packed_layers(peers, name):
+    model = from_huggingface(peers(name)[1]).model
+    prepared, found, state = prepare(model, "float32"), [], None
+    for step in TOKENS[:, :9].split(1, 1):
+        logits, state = prepared(step, state)
+        found.append(logits)
+    expected = model(TOKENS[:, :9])[0]
+    torch.testing.assert_close(torch.cat(found, 1), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
 @torch.no_grad()

@@ -1,5 +1,5 @@
-"""Mamba-2 and attention: transformers' BambaForCausalLM, GraniteMoeHybridForCausalLM and FalconH1ForCausalLM, and
-NemotronHForCausalLM without experts.
+"""Mamba-2 and attention: transformers' BambaForCausalLM, GraniteMoeHybridForCausalLM, FalconH1ForCausalLM and
+NemotronHForCausalLM.
 """
 
 import re
@@ -18,6 +18,8 @@ from recurra.convert.published._rules import (
     Fused,
     Rule,
     attention_rules,
+    deepseek_experts,
+    expert_rules,
     experts_of,
     heads_of,
     one_or_list,
@@ -125,15 +127,11 @@ _OF_GRANITE = {"linear_attention": "mamba2", "full_attention": ATTENTION, "mamba
 
 
 def _granite_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
-    kinds = settings.words("layer_types", _OF_GRANITE) or ["mamba"] * n_layer
-    require(
-        len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_GRANITE)} for each of {n_layer} layers"
-    )
+    kinds = settings.layers("layer_types", _OF_GRANITE, ["mamba"] * n_layer)
     settings.only(normalization_function="rmsnorm", mlp_bias=False)
     settings.ignore("init_method output_router_logits router_aux_loss_coef")
     rotates = settings.word("position_embedding_type", [None, "nope", "rope"]) == "rope"
-    base, share = settings.rotation(1.0)
-    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    base = settings.whole_rotation()
     mixers = [_OF_GRANITE[kind] for kind in kinds]
     shape = _mamba2_and_attention(settings, d_model, mixers, (base, float(rotates)), n_kv_heads=None, epsilon=1e-6)
     scale = settings.positive("attention_multiplier")
@@ -235,15 +233,14 @@ _FOLDED = (
 def _falcon_h1_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
     settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
     settings.only(mlp_bias=False, projectors_bias=False, mamba_use_mlp=True, time_step_limit=NO_LIMIT)
-    settings.only(layers_block_type=["hybrid"] * n_layer)
+    settings.only(layers_block_type=["hybrid"] * n_layer, attn_layer_indices=None, sliding_window=None)
     settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep mlp_expansion_factor")
     for name in _FOLDED:
         settings.positive(name)
     settings.factors("mlp_multipliers", 2)
     settings.factors("ssm_multipliers", 5)
     sizes, epsilon = settings.sizes(_SIZES_OF_FALCON_H1), settings.number("rms_norm_eps", 1e-5)
-    base, share = settings.rotation(1.0)
-    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    base = settings.whole_rotation()
     inner = settings.size("mamba_expand", 2) * d_model
     inner = settings.optional_size("mamba_d_ssm", 1024) or inner
     heads = sizes["n_mamba_heads"]
@@ -338,7 +335,7 @@ FALCON_H1 = JAMBA._replace(
 )
 
 
-# --- Nemotron-H without experts (nvidia/Nemotron-H-8B-Base-8K, NVIDIA-Nemotron-Nano-9B-v2) ---
+# --- Nemotron-H (nvidia/Nemotron-H-8B-Base-8K, NVIDIA-Nemotron-Nano-9B-v2; with experts -Nemotron-3-Nano-30B-A3B) ---
 
 _OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _KINDS_OF_NEMOTRON = {
@@ -347,21 +344,34 @@ _KINDS_OF_NEMOTRON = {
     "mamba": "mamba2",
     "attention": ATTENTION,
 }
+_NETWORKS_OF_NEMOTRON = {"mlp": "relu-squared", "moe": EXPERTS}
 _SIZES_OF_NEMOTRON = {
     "d_state": ("ssm_state_size", 128),
     "d_conv": ("conv_kernel", 4),
     "n_groups": ("n_groups", 8),
     "n_heads": ("mamba_num_heads", 128),
 }
-_OF_NEMOTRONS_EXPERTS = """
-moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
-mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob
-num_experts_per_tok num_nextn_predict_layers output_router_logits routed_scaling_factor topk_group
-"""
+_MIXTURE_OF_NEMOTRON = {
+    "feed_forward.router.bias": "mixer.gate.e_score_correction_bias",
+    "feed_forward.router": "mixer.gate",
+    "feed_forward.to_latent": "mixer.fc1_latent_proj",
+    "feed_forward.from_latent": "mixer.fc2_latent_proj",
+}
+_EXPERTS_OF_NEMOTRON = {
+    "n_experts": ("n_routed_experts", 8),
+    "top_k": ("num_experts_per_tok", 2),
+    "d_expert": ("moe_intermediate_size", 7688),
+    "d_shared": ("moe_shared_expert_intermediate_size", 7688),
+    "n_groups": ("n_group", 1),
+    "top_groups": ("topk_group", 1),
+}
 _HOW_NEMOTRON_RUNS = """
-attention_head_dim chunk_size expand hidden_dropout mamba_ssm_cache_dtype max_position_embeddings num_logits_to_keep
-rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_rank use_mamba_kernels
+attention_head_dim chunk_size expand hidden_dropout mamba_ssm_cache_dtype max_position_embeddings
+moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type n_shared_experts norm_eps
+num_logits_to_keep num_nextn_predict_layers output_router_logits partial_rotary_factor rescale_prenorm_residual
+residual_in_fp32 rms_norm_eps rope_theta time_step_floor time_step_max time_step_rank use_mamba_kernels
 """
+"""The class has one shared expert and no positions, and the epsilon of its norms is layer_norm_epsilon."""
 
 
 def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
@@ -369,8 +379,10 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
     settings.only(mamba_hidden_act=("silu", "swish"), mlp_hidden_act="relu2", sliding_window=None, use_conv_bias=True)
     settings.only(attention_bias=False, mamba_proj_bias=False, mlp_bias=False, use_bias=False)
     settings.only(time_step_limit=NO_LIMIT)  # the class limits steps by time_step_min
-    settings.ignore(_OF_NEMOTRONS_EXPERTS + _HOW_NEMOTRON_RUNS)
+    settings.ignore(_HOW_NEMOTRON_RUNS)
     sizes, epsilon = settings.sizes(_SIZES_OF_NEMOTRON), settings.number("layer_norm_epsilon", 1e-5)
+    experts = deepseek_experts(settings, _EXPERTS_OF_NEMOTRON) | {"expert": "relu-squared"}
+    experts["d_latent"] = settings.optional_size("moe_latent_size") or 0
     n_heads = settings.size("num_attention_heads", 32)
     options = {
         "mamba2": {
@@ -394,6 +406,7 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
         "mixer": mixers,
         "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
         "feed_forward": one_or_list(networks),
+        "feed_forward_options": experts if EXPERTS in networks else {},
         "norm_epsilon": epsilon,
     }
 
@@ -401,9 +414,9 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
 def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
     """Make blocks of layers, each a mixer or a feed-forward network, which belongs to the mixer before it."""
     pattern = settings.text("hybrid_override_pattern", "".join(_OF_NEMOTRON))
-    layers = settings.words("layers_block_type", [*_KINDS_OF_NEMOTRON, "mlp", "moe"])
-    layers = layers or [_OF_NEMOTRON[letter] for letter in pattern]
-    expected = "mixers and feed-forward networks without experts, each network after a mixer"
+    layers = settings.words("layers_block_type", [*_KINDS_OF_NEMOTRON, *_NETWORKS_OF_NEMOTRON])
+    layers = layers or [_OF_NEMOTRON[letter] for letter in pattern or "ME*-"]
+    expected = "mixers and feed-forward networks, each network after a mixer"
     mixers: list[str] = []
     networks: list[str] = []
     for layer in layers:
@@ -411,22 +424,23 @@ def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
             mixers.append(_KINDS_OF_NEMOTRON[layer])
             networks.append("none")
         else:
-            follows = layer == "mlp" and networks[-1:] == ["none"]
-            require(follows, "layers_block_type", layers, expected)
-            networks[-1] = "relu-squared"
-    require(bool(mixers), "layers_block_type", layers, expected)
+            require(networks[-1:] == ["none"], "layers_block_type", layers, expected)
+            networks[-1] = _NETWORKS_OF_NEMOTRON[layer]
     return mixers, networks
 
 
 def _nemotron_rules(block: Block) -> list[Rule]:
     theirs, after = (f"backbone.layers.{block.place + number}." for number in (0, 1))
     is_attention, own = block.mixer == ATTENTION, f"blocks.{block.number}."
-    parts = {"norm_feed_forward": "norm", "feed_forward.0": "mixer.up_proj", "feed_forward.3": "mixer.down_proj"}
+    inner = "mixer.shared_experts." if block.n_experts else "mixer."
+    parts = {"norm_feed_forward": "norm", "feed_forward.0": f"{inner}up_proj", "feed_forward.3": f"{inner}down_proj"}
+    parts |= {own.replace(".", ".shared."): name for own, name in parts.items() if "." in own and block.n_experts}
     return [
         *plain_rules({"norm_mixing": "norm"}, own, theirs),
         *(attention_rules(block, f"{theirs}mixer.") if is_attention else []),
         *([] if is_attention else plain_rules(PARTS_OF_MAMBA2, block.own, f"{theirs}mixer.")),
-        *(plain_rules(parts, own, after) if block.has_network else []),
+        *(plain_rules(parts | _MIXTURE_OF_NEMOTRON, own, after) if block.has_network else []),
+        *expert_rules(block, f"{after}mixer.experts.", {"up": "up_proj", "down": "down_proj"}),
     ]
 
 
@@ -435,12 +449,16 @@ def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[s
     inner = mamba["d_inner"] or mamba["expand"] * config.d_model
     heads = mamba["n_heads"] or most_heads(inner, 64)
     n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
-    layers = []
+    experts, layers = experts_of(config), []
     for (name, _), network in zip(config.mixers, config.feed_forwards):
         layers.append("full_attention" if name == ATTENTION else "linear_attention")
-        layers += [] if network == "none" else ["mlp"]
+        layers += [kind for kind, own in _NETWORKS_OF_NEMOTRON.items() if own == network]
     return {
         **written(mamba | {"n_heads": heads}, _SIZES_OF_NEMOTRON),
+        **written(experts | {"d_shared": max(experts["d_shared"], 1)}, _EXPERTS_OF_NEMOTRON),
+        "norm_topk_prob": experts["normalise"],
+        "routed_scaling_factor": experts["scale"],
+        "moe_latent_size": experts["d_latent"] or None,
         "num_hidden_layers": len(layers),
         "layers_block_type": layers,
         "mamba_head_dim": inner // heads,
@@ -454,6 +472,11 @@ def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[s
     }
 
 
+def _has_squares(config: LanguageModelConfig) -> bool:
+    of_experts = EXPERTS in config.feed_forwards and experts_of(config)["expert"] == "relu-squared"
+    return of_experts or "relu-squared" in config.feed_forwards
+
+
 NEMOTRON_H = Architecture(
     model_type="nemotron_h",
     mixer="mamba2",
@@ -461,7 +484,7 @@ NEMOTRON_H = Architecture(
     config=_nemotron_config,
     settings=_nemotron_settings,
     rules=_nemotron_rules,
-    fits=lambda config: "relu-squared" in config.feed_forwards and not config.tie_embeddings,  # which the class ignores
+    fits=lambda config: _has_squares(config) and not config.tie_embeddings,  # which the class ignores
     counts_layers=False,
     other_names={"layer_types": "layers_block_type"},
     other_tensors={"model.": "backbone."},

@@ -176,12 +176,11 @@ def _lfm2_moe_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
 
 
 def _lfm2_stack(settings: Settings, d_model: int, n_layer: int, d_hidden: int) -> dict[str, Any]:
-    kinds, attending = settings.words("layer_types", _OF_LFM2), settings.numbers("full_attn_idxs")
+    attending = settings.numbers("full_attn_idxs")
     attends = set(range(n_layer) if attending is None else attending)
-    kinds = kinds or ["full_attention" if number in attends else "conv" for number in range(n_layer)]
-    require(len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_LFM2)} for each of {n_layer} layers")
-    epsilon, (base, share) = settings.number("norm_eps", 1e-5), settings.rotation(1.0, 1e6)
-    require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+    kinds = ["full_attention" if number in attends else "conv" for number in range(n_layer)]
+    kinds = settings.layers("layer_types", _OF_LFM2, kinds)
+    epsilon, base = settings.number("norm_eps", 1e-5), settings.whole_rotation(1e6)
     settings.only(block_use_swiglu=True, use_pos_enc=True)
     settings.ignore(_OF_NO_CLASS)
     n_heads = settings.size("num_attention_heads", 32)

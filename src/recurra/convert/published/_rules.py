@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
@@ -19,6 +19,18 @@ _N_SHOWN = 5
 EXPERTS = "mixture-of-experts"
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 """The layers of a SwiGLU network, as most of transformers' models name them."""
+STACK = {
+    "embedding": "model.embed_tokens",
+    **{f"blocks.#.feed_forward.{own}": f"model.layers.#.mlp.{name}" for own, name in SWIGLU.items()},
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+"""The parts around its blocks and its dense networks."""
+NORMS = {
+    "blocks.#.norm_mixing": "model.layers.#.input_layernorm",
+    "blocks.#.norm_feed_forward": "model.layers.#.post_attention_layernorm",
+}
+"""The norms before a block's halves."""
 
 
 class Rule(NamedTuple):
@@ -174,7 +186,7 @@ def rules_of(architecture: Architecture, config: LanguageModelConfig) -> list[Ru
     """Make the rules for all weights."""
     scales = plain_rules(architecture.scales, read=lambda scale: scale + 1, write=lambda scale: (scale - 1,))
     of_blocks = [rule for block in blocks_of(config) for rule in architecture.rules(block)]
-    return [*plain_rules(architecture.names), *scales, *of_blocks]
+    return [*scales, *plain_rules(architecture.names), *of_blocks]
 
 
 def plain_rules(
@@ -203,7 +215,7 @@ def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
 
 def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Rule]:
     """Make rules for experts that are networks there, whose names begin with `theirs` and the expert's number."""
-    gate, up, down = (names[own] for own in ("gate", "up", "down"))
+    first, down = [names[own] for own in ("gate", "up") if own in names], names["down"]
     n_experts = block.n_experts
 
     def named(*layers: str) -> tuple[str, ...]:
@@ -213,12 +225,23 @@ def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Ru
     return [
         Rule(
             rf"{own}gate_up\.weight",
-            named(gate, up),
+            named(*first),
             lambda *parts: torch.cat(parts).unflatten(0, (n_experts, -1)),
-            lambda whole: whole.flatten(0, 1).chunk(2 * n_experts),
+            lambda whole: whole.flatten(0, 1).chunk(len(first) * n_experts),
         ),
         Rule(rf"{own}down\.weight", named(down), lambda *parts: torch.stack(parts), lambda whole: whole.unbind()),
     ]
+
+
+def deepseek_experts(settings: Settings, sizes: Mapping[str, tuple[str, int]], scale: float = 1.0) -> dict[str, Any]:
+    """Take what says how DeepSeek-V3's mixture of experts computes, from entries of its own names but for the sizes."""
+    return {
+        **settings.sizes(sizes),
+        "router": "sigmoid",
+        "normalise": settings.flag("norm_topk_prob", True),
+        "epsilon": 1e-20,
+        "scale": settings.positive("routed_scaling_factor", scale),
+    }
 
 
 def one_or_list(names: list[str]) -> str | list[str]:
@@ -264,6 +287,18 @@ def unpacked_experts(weights: dict[str, Tensor], layers: Mapping[str, tuple[str,
     return weights
 
 
+def joined_convolutions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Make one tensor of a layer's convolutions of q, k and v: of three equal parts, if transformers has saved it."""
+    for first in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        names = [first.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        if all(name in weights for name in names):
+            shapes = [tuple(weights[name].shape) for name in names]
+            fits = all(len(shape) == 3 and shape[1:] == shapes[0][1:] for shape in shapes)
+            require(fits, f"the shapes of {', '.join(names)}", shapes, "(channels, 1, kernel) each, with one kernel")
+            weights[first.replace("q_conv1d", "conv1d")] = torch.cat([weights.pop(name) for name in names])
+    return weights
+
+
 def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Multiply the rows of tensors by factors, all by one or each by its own, and round the products once, to `dtype`.
 
@@ -272,7 +307,7 @@ def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype:
     weights = dict(weights)
     for pattern, factor in factors.items():
         for name in [name for name in weights if re.fullmatch(pattern, name)]:
-            if len(factor) in (1, len(weights[name])):
+            if weights[name].dim() == 2 and len(factor) in (1, len(weights[name])):
                 weights[name] = (weights[name].double() * factor[:, None]).to(dtype)
     return weights
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 
 MOST_LAYERS = 10**6
 """How many layers a config.json may ask for: each gets an entry in a list before any weight is read."""
@@ -100,6 +100,12 @@ class Settings:
             raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
         return value
 
+    def layers(self, key: str, known: Iterable[str], default: list[str]) -> list[str]:
+        """Take a list with one of the words `known` for each layer; `default`, as long, if it is null or missing."""
+        kinds = self.words(key, known := list(known)) or default
+        require(len(kinds) == len(default), key, kinds, f"one of {', '.join(known)} for each of {len(default)} layers")
+        return kinds
+
     def numbers(self, key: str) -> list[int] | None:
         """Take a list of whole numbers from 0 up; None if it is null or missing."""
         value = self._left.pop(key, None)
@@ -129,15 +135,19 @@ class Settings:
             raise self._refusal(key, repr(value), "true or false")
         return value
 
+    def section(self, key: str) -> "Settings":
+        """Take an object of entries; one without any if it is null or missing."""
+        value = self._left.pop(key, None)
+        if value is not None and not isinstance(value, dict):
+            raise self._refusal(key, repr(value), "an object")
+        return Settings(value or {}, f"{key} in {self._name}")
+
     def rotation(self, share: float, base: float = 10000.0, neutral: str = "") -> tuple[float, float]:
         """Take the base of rotary attention's angles and the share of the channels that turn, with these defaults.
 
         `neutral` names the entries of rope_parameters that are dropped.
         """
-        value = self._left.pop("rope_parameters", None)
-        if value is not None and not isinstance(value, dict):
-            raise self._refusal("rope_parameters", repr(value), "an object")
-        section = Settings(value or {}, f"rope_parameters in {self._name}")
+        section = self.section("rope_parameters")
         base = section.number("rope_theta", self.number("rope_theta", base))
         share = section.number("partial_rotary_factor", self.number("partial_rotary_factor", share))
         if not 0 <= share <= 1:
@@ -147,6 +157,12 @@ class Settings:
         section.finish()
         self.only(rope_scaling=None)
         return base, share
+
+    def whole_rotation(self, base: float = 10000.0) -> float:
+        """Take the base of rotary attention's angles, where all channels turn."""
+        base, share = self.rotation(1.0, base)
+        require(share == 1, "partial_rotary_factor", share, "1.0, as transformers' class turns all channels")
+        return base
 
     def rotates(self) -> bool:
         """Tell whether the base of rotary attention's angles is not null; take it if it is."""

@@ -18,10 +18,10 @@ from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
 from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE, NEMOTRON_H
 from recurra.convert.published._chat import TEMPLATE, read_chat_template
+from recurra.convert.published._delta_nets import OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, of_qwen3_5
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
+from recurra.convert.published._kimi import KIMI_LINEAR
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
-from recurra.convert.published._olmos import OLMO_HYBRID
-from recurra.convert.published._qwens import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, of_qwen3_5
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     EXPERTS,
@@ -51,7 +51,7 @@ ARCHITECTURES = {
     one.model_type: one
     for one in (
         *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
-        *(OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
+        *(KIMI_LINEAR, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
     )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""

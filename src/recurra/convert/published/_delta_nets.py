@@ -1,11 +1,17 @@
-"""Gated DeltaNets and attention: transformers' Qwen3NextForCausalLM, Qwen3_5ForCausalLM and Qwen3_5MoeForCausalLM."""
+"""Gated DeltaNets and attention: transformers' Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM and
+OlmoHybridForCausalLM.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from recurra.checks import require
 from recurra.convert.published._rules import (
     EXPERTS,
+    NORMS,
+    STACK,
     SWIGLU,
     Architecture,
     Block,
@@ -16,6 +22,7 @@ from recurra.convert.published._rules import (
     experts_of,
     head_norm_rules,
     heads_of,
+    joined_convolutions,
     kinds_of,
     one_or_list,
     plain_rules,
@@ -51,7 +58,7 @@ _OF_DENSE = ("intermediate_size", "norm_topk_prob", "mlp_only_layers")
 _OF_IMAGES = """
 text_config vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id language_model_only
 """
-DELTA = {
+_DELTA = {
     "convolution": "conv1d",
     "A_log": "A_log",
     "dt_bias": "dt_bias",
@@ -129,10 +136,9 @@ def _qwen_config(
     heads: Mapping[str, tuple[str, int]],
     rotation: tuple[float, float],
 ) -> dict[str, Any]:
-    kinds = settings.words("layer_types", _OF_QWEN)
     interval = settings.size("full_attention_interval", 4)
-    kinds = kinds or [list(_OF_QWEN)[(number + 1) % interval == 0] for number in range(n_layer)]
-    require(len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_OF_QWEN)} for each of {n_layer} layers")
+    kinds = [list(_OF_QWEN)[(number + 1) % interval == 0] for number in range(n_layer)]
+    kinds = settings.layers("layer_types", _OF_QWEN, kinds)
     settings.only(hidden_act=("silu", "swish"), attention_bias=False)
     settings.ignore("max_position_embeddings")
     epsilon, (base, share) = settings.number("rms_norm_eps", 1e-6), rotation
@@ -163,21 +169,21 @@ def _qwen3_next_rules(block: Block) -> list[Rule]:
     if block.mixer == _ATTENTION:
         return [*_qwen_attention_rules(block), *experts]
     (q, k, v, gate), (rate, decay) = (fused.names for fused in _qwen3_next_fused(block))
-    sizes = sizes_of_delta(block.d_model, block.options)
+    sizes = _sizes_of_delta(block.d_model, block.options)
     rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
     split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
     return [
         *experts,
         stacked(f"{block.own}qkv.weight", [q, k, v], rows),
         *plain_rules(split, block.own),
-        *plain_rules(DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
+        *plain_rules(_DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
     ]
 
 
 def _qwen3_5_rules(block: Block) -> list[Rule]:
     if block.mixer == _ATTENTION:
         return _qwen_attention_rules(block)
-    return plain_rules(DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
+    return plain_rules(_DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
 
 
 def _qwen3_5_moe_rules(block: Block) -> list[Rule]:
@@ -204,7 +210,7 @@ def _qwen3_5_fused(block: Block) -> list[Fused]:
 def _qwen3_next_fused(block: Block) -> list[Fused]:
     if block.mixer == _ATTENTION:
         return _qwen3_5_fused(block)
-    theirs, sizes = f"model.layers.{block.number}.", sizes_of_delta(block.d_model, block.options)
+    theirs, sizes = f"model.layers.{block.number}.", _sizes_of_delta(block.d_model, block.options)
     n_groups = sizes["n_qk_heads"]
     d_k, d_v, shared_by = sizes["d_qk"] // n_groups, sizes["d_v"] // n_groups, sizes["n_heads"] // n_groups
     return [
@@ -213,7 +219,7 @@ def _qwen3_next_fused(block: Block) -> list[Fused]:
     ]
 
 
-def sizes_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, int]:
+def _sizes_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, int]:
     """The sizes of a Gated DeltaNet, by its own defaults."""
     n_heads = options["n_heads"]
     d_qk = options["d_qk"] or n_heads * max(1, 3 * d_model // (4 * n_heads))
@@ -221,9 +227,9 @@ def sizes_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, int]:
     return {"n_heads": n_heads, "n_qk_heads": n_qk_heads, "d_qk": d_qk, "d_v": options["d_v"] or 2 * d_qk}
 
 
-def entries_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, Any]:
+def _entries_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, Any]:
     """Return what config.json says of a stack's Gated DeltaNets."""
-    sizes = sizes_of_delta(d_model, options)
+    sizes = _sizes_of_delta(d_model, options)
     return {
         "linear_num_key_heads": sizes["n_qk_heads"],
         "linear_num_value_heads": sizes["n_heads"],
@@ -256,7 +262,7 @@ def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
     return {
         "intermediate_size": max(config.d_channel_mixing, 1),
         "layer_types": kinds_of(config, _OF_QWEN),
-        **entries_of_delta(config.d_model, linear),
+        **_entries_of_delta(config.d_model, linear),
         **written({"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head}, _HEADS),
         "attention_dropout": attention["dropout"],
         **rotation_entries(attention["rotation_base"], attention["rotated_share"]),
@@ -267,16 +273,8 @@ def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
 QWEN3_5 = Architecture(
     model_type="qwen3_5_text",
     mixer=_LINEAR,
-    names={
-        "embedding": "model.embed_tokens",
-        **{f"blocks.#.feed_forward.{own}": f"model.layers.#.mlp.{name}" for own, name in SWIGLU.items()},
-        "head": "lm_head",
-    },
-    scales={
-        "blocks.#.norm_mixing": "model.layers.#.input_layernorm",
-        "blocks.#.norm_feed_forward": "model.layers.#.post_attention_layernorm",
-        "norm": "model.norm",
-    },
+    names=STACK,
+    scales=NORMS | {"norm": "model.norm"},
     config=_qwen3_5_config,
     settings=_qwen_settings,
     rules=_qwen3_5_rules,
@@ -308,4 +306,105 @@ QWEN3_5_MOE = QWEN3_NEXT._replace(
     fused=_qwen3_5_fused,
     fits=lambda config: set(config.feed_forwards) == {EXPERTS} and experts_of(config)["normalise"],
     other_tensors=QWEN3_5.other_tensors,
+)
+
+
+# --- OLMo Hybrid (allenai/Olmo-Hybrid-7B) ---
+
+_ROTARY = "rotary-attention"
+_OF_OLMO = {"linear_attention": _LINEAR, "full_attention": _ROTARY}
+_OF_OLMOS_DELTA = _DELTA | {"gate_projection": "g_proj", "rate_projection": "b_proj", "decay_projection": "a_proj"}
+_OF_OLMOS_DELTA |= {"norm": "o_norm", "output_projection": "o_proj"}
+_OLMO_NORMS = {
+    _LINEAR: {"norm_mixing": "input_layernorm", "norm_feed_forward": "post_attention_layernorm"},
+    _ROTARY: {"norm_mixing": "post_attention_layernorm", "norm_feed_forward": "post_feedforward_layernorm"},
+}
+_OF_NEW_OLMOS = "linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min"
+
+
+def _olmo_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
+    kinds = [list(_OF_OLMO)[number % 4 == 3] for number in range(n_layer)]
+    kinds = kinds if n_layer > 3 else [*kinds[:-1], "full_attention"]
+    kinds = settings.layers("layer_types", _OF_OLMO, kinds)
+    settings.only(hidden_act=("silu", "swish"), attention_bias=False)
+    settings.ignore(f"max_position_embeddings {_OF_NEW_OLMOS}")
+    rotates, base = settings.rotates(), settings.whole_rotation()
+    epsilon, n_heads = settings.number("rms_norm_eps", 1e-6), settings.size("num_attention_heads", 30)
+    n_qk_heads, n_value_heads = (settings.optional_size(f"linear_num_{x}_heads") or n_heads for x in ("key", "value"))
+    d_key = settings.optional_size("linear_key_head_dim") or int(0.75 * d_model / n_qk_heads)
+    options: _Options = {
+        _LINEAR: {
+            "n_heads": n_value_heads,
+            "n_qk_heads": n_qk_heads,
+            "d_qk": n_qk_heads * d_key,
+            "d_v": n_value_heads * (settings.optional_size("linear_value_head_dim") or 2 * d_key),
+            "kernel_size": settings.size("linear_conv_kernel_dim", 4),
+            "negative_eigenvalues": settings.flag("linear_allow_neg_eigval", True),
+        },
+        _ROTARY: {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.optional_size("num_key_value_heads") or n_heads,
+            "d_head": d_model // n_heads,
+            "rotated_share": float(rotates),
+            "rotation_base": base,
+            "window": None,
+            "dropout": settings.number("attention_dropout", 0.0),
+            "qk_norm": epsilon,
+            "qk_norm_over": "all",
+        },
+    }
+    shape = shape_of([_OF_OLMO[kind] for kind in kinds], options, settings.size("intermediate_size", 11008), epsilon)
+    return shape | {"norm_place": ["after" if kind == "full_attention" else "before" for kind in kinds]}
+
+
+def _olmo_rules(block: Block) -> list[Rule]:
+    layer = f"model.layers.{block.number}."
+    norms = plain_rules(_OLMO_NORMS[block.mixer], f"blocks.{block.number}.", layer)
+    if block.mixer == _ROTARY:
+        theirs = f"{layer}self_attn."
+        heads = head_norm_rules(block, {"query_norm": "q_norm", "key_norm": "k_norm"}, theirs)
+        return [*norms, *attention_rules(block, theirs), *heads]
+    theirs, sizes = f"{layer}linear_attn.", _sizes_of_delta(block.d_model, block.options)
+    rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
+    qkv = stacked(f"{block.own}qkv.weight", [f"{theirs}{part}_proj.weight" for part in "qkv"], rows)
+    return [*norms, qkv, *plain_rules(_OF_OLMOS_DELTA, block.own, theirs)]
+
+
+def _usual_olmo(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As published, two norms have other names than in the class."""
+    for old, new in (
+        ("attention_layer_norm", "input_layernorm"),
+        ("feedforward_layer_norm", "post_attention_layernorm"),
+    ):
+        weights = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in weights.items()}
+    return joined_convolutions(weights)
+
+
+def _olmo_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+    linear, attention = options[_LINEAR], options[_ROTARY]
+    n_heads, n_kv_heads, _ = heads_of(Block(0, _ROTARY, attention, config.d_model))
+    base = attention["rotation_base"] if attention["rotated_share"] else None
+    return {
+        "intermediate_size": max(config.d_channel_mixing, 1),
+        "layer_types": kinds_of(config, _OF_OLMO),
+        **_entries_of_delta(config.d_model, linear),
+        "linear_allow_neg_eigval": linear["negative_eigenvalues"],
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "attention_dropout": attention["dropout"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+        "rms_norm_eps": config.norm_epsilon,
+        "pad_token_id": None,  # by default one that a small vocabulary does not have, which the class refuses
+    }
+
+
+OLMO_HYBRID = Architecture(
+    model_type="olmo_hybrid",
+    mixer=_LINEAR,
+    names=STACK,
+    config=_olmo_config,
+    settings=_olmo_settings,
+    rules=_olmo_rules,
+    fits=lambda config: _ROTARY in dict(config.mixers),
+    other_layout=_usual_olmo,
 )
