@@ -1,5 +1,7 @@
 """Linear layers for decoding: torch's results at every size, and the error of rounded weights."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -166,6 +168,21 @@ def language_model(**options):
     return LanguageModel(config).eval()
 
 
+@pytest.mark.parametrize("numbers", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bfloat16_model_is_packed_as_its_float32_copy(numbers, tied):
+    shape = {"mixer": ["gru", "gateloop"], "feed_forward": "mixture-of-experts", "tie_embeddings": tied}
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(40, None, 2, 16, 24, **shape)).eval().bfloat16()
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    packed, tokens = pack_linear_layers(model, numbers), torch.randint(40, (2, 5))
+    expected = pack_linear_layers(copy.deepcopy(model).float(), numbers)
+    with torch.no_grad():
+        torch.testing.assert_close(packed(tokens)[0], expected(tokens)[0], rtol=0, atol=0)
+    assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == dict.fromkeys(kept, torch.bfloat16)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_packed_model_steps_as_the_model_does(tied):
     model = language_model(tie_embeddings=tied).train()
@@ -199,7 +216,7 @@ def test_errors():
         DecodingLinear(linear, "int2")
     with pytest.raises(ValueError, match="dtype is 'fp8'"):
         pack_linear_layers(linear, "fp8")
-    with pytest.raises(ValueError, match=r"linear\.weight is float64 \(3, 4\) on cpu; expected float32 on the CPU"):
+    with pytest.raises(ValueError, match=r"linear\.weight is float64 \(3, 4\) on cpu; expected float32 or bfloat16 on"):
         DecodingLinear(nn.Linear(4, 3).double())
     with pytest.raises(ValueError, match=r"x is float32 \(2, 5\) on cpu; expected float32 \(\.\.\., 4\)"):
         DecodingLinear(linear)(torch.randn(2, 5))

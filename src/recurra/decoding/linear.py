@@ -110,6 +110,8 @@ MOST_VECTORS = 64
 _LONG = 16
 """Steps of a sequence from which torch's product is at least as fast for one sequence, too. A long sequence's results
 then do not depend on the pieces in which it is read, each of at least this length."""
+_HELD = (torch.float32, torch.bfloat16)
+"""Types of the models that can be packed."""
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
 _FORMS = {"float32": (), "bfloat16": (PANEL, PAIR), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
 """What follows the first two dimensions of packed weights."""
@@ -180,7 +182,7 @@ class DecodingLinear(nn.Module):
     for more than 64 or for sequences of 16 steps or more, which torch multiplies.
 
     Args:
-        linear: the layer whose weights to use, float32 on the CPU.
+        linear: the layer whose weights to use, float32 or bfloat16 on the CPU.
         dtype: "float32", "bfloat16", "int8" or "int4".
     """
 
@@ -192,8 +194,9 @@ class DecodingLinear(nn.Module):
         super().__init__()
         require_literal(Numbers, dtype=dtype)
         weight = linear.weight.detach()
-        if weight.dtype != torch.float32 or weight.device.type != "cpu":
-            raise ValueError(sentence("linear.weight", kind_of(weight), "float32 on the CPU"))
+        if weight.dtype not in _HELD or weight.device.type != "cpu":
+            raise ValueError(sentence("linear.weight", kind_of(weight), "float32 or bfloat16 on the CPU"))
+        weight = weight.float()
         self.dtype, self.in_features, self.out_features = dtype, linear.in_features, linear.out_features
         scale = torch.ones(self.out_features, dtype=torch.float32, device=weight.device)
         if dtype == "int8":
@@ -201,7 +204,7 @@ class DecodingLinear(nn.Module):
             weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
         self.register_buffer("stored", _PACK[dtype](weight))
         self.register_buffer("scale", scale)
-        bias = linear.bias.detach() if linear.bias is not None else torch.zeros_like(scale)
+        bias = linear.bias.detach().float() if linear.bias is not None else torch.zeros_like(scale)
         self.register_buffer("bias", bias)
 
     def forward(self, x: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
@@ -318,7 +321,7 @@ class DecodingExperts(nn.Module):
         super().__init__()
         self.gated = experts.gated
         for name in ("gate_up", "down"):
-            weight = getattr(experts, name).weight.detach()
+            weight = getattr(experts, name).weight.detach().float()
             packed = [DecodingLinear(_linear(one, None), dtype) for one in weight]
             whole = weight if dtype == "float32" else torch.stack([one.stored for one in packed])
             self.register_buffer(name, whole.contiguous())
@@ -448,11 +451,11 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
 
     The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
     the products with the state of the mixers "gru" and "slstm" and of CRT's cells, and experts, but not their routers.
-    Everything else (embeddings, norms, implicit filters, the clusters of an adaptive softmax) stays float32 and shares
-    its memory with the model. The orthogonal matrix of CRT's NCGRU becomes int8 with "int4".
+    Everything else (embeddings, norms, implicit filters, the clusters of an adaptive softmax) is float32, and shares
+    its memory with the model if that is. The orthogonal matrix of CRT's NCGRU becomes int8 with "int4".
 
     Args:
-        model: a float32 model on the CPU.
+        model: a model on the CPU, in float32 or bfloat16.
         dtype: how to store weights: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
@@ -474,7 +477,19 @@ def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
                 setattr(parent, name, DecodingExperts(child, dtype))
             elif dtype != "float32" and type(child) in _PACKED:
                 setattr(parent, name, _PACKED[type(child)](child, dtype))
+    _to_float32(twin)
     return twin.eval()
+
+
+def _to_float32(model: nn.Module) -> None:
+    """Give a packed model float32 copies of its other bfloat16 tensors, which it shares with the model it was."""
+    for module in (part for part in model.modules() if not isinstance(part, (DecodingLinear, DecodingExperts))):
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype == torch.bfloat16:
+                setattr(module, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype == torch.bfloat16:
+                setattr(module, name, buffer.float())
 
 
 def exact_modules(model: nn.Module) -> set[nn.Module]:

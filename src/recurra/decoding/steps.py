@@ -370,14 +370,15 @@ def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto",
     grows runs as it is.
 
     Args:
-        model: a language model with `config.vocab_size`, in float32 on the CPU; with `graphs`, of any dtype on a GPU.
+        model: a language model with `config.vocab_size`, in float32 or bfloat16 on the CPU; with `graphs`, of any dtype
+            on a GPU.
         dtype: how weights are stored: "float32", "bfloat16", "int8" or "int4"; on a GPU they stay as they are.
         graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":
             raise instead. Off by default: not yet tested on a GPU.
 
     Raises:
-        ValueError: there is no such dtype, or the model is not float32 on the CPU, or has no such config; or `graphs`
-            is "on" and there can be none.
+        ValueError: there is no such dtype, or the model is of another dtype on the CPU, or has no such config; or
+            `graphs` is "on" and there can be none.
         RuntimeError: Numba is missing.
     """
     require_literal(Literal["auto", "off", "on"], graphs=graphs)

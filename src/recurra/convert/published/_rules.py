@@ -299,19 +299,6 @@ def joined_convolutions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def multiplied(weights: dict[str, Tensor], factors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Multiply the rows of tensors by factors, all by one or each by its own, and round the products once, to `dtype`.
-
-    Tensors of other sizes are left alone, to be refused.
-    """
-    weights = dict(weights)
-    for pattern, factor in factors.items():
-        for name in [name for name in weights if re.fullmatch(pattern, name)]:
-            if weights[name].dim() == 2 and len(factor) in (1, len(weights[name])):
-                weights[name] = (weights[name].double() * factor[:, None]).to(dtype)
-    return weights
-
-
 def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:
     """Find the tensors of every parameter, and refuse weights that are not exactly the model's own."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -333,18 +320,30 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
 
 
 @torch.no_grad()
-def fill(model: nn.Module, weights: Mapping[str, Tensor], places: Sequence[_Place], what: str) -> None:
-    """Fill every parameter of `model` from where `matched` found it."""
+def fill(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    places: Sequence[_Place],
+    what: str,
+    factors: Mapping[str, Tensor],
+) -> None:
+    """Fill every parameter of `model` from where `matched` found it, times `factors` (see `Architecture.folded`)."""
     first: dict[int, str] = {}
     for place in places:
         parameter = model.get_parameter(place.own)
-        values = place.rule.read(*(weights[name].to(parameter.dtype) for name in place.theirs))
+        values = place.rule.read(*(_multiplied(weights[name], name, factors, parameter.dtype) for name in place.theirs))
         name = first.setdefault(id(parameter), place.theirs[0])
         if name == place.theirs[0]:
             parameter.copy_(values)
         elif not torch.equal(values, parameter):
             got = f"one in which {name} and {place.theirs[0]} differ"
             raise ValueError(sentence(what, got, "one in which they are equal, as its config.json ties them"))
+
+
+def _multiplied(tensor: Tensor, name: str, factors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Multiply the rows of a tensor by its factors, all by one or each by its own, and round once, to `dtype`."""
+    factor = next((factor for pattern, factor in factors.items() if re.fullmatch(pattern, name)), None)
+    return (tensor if factor is None else tensor.double() * factor[:, None]).to(dtype)
 
 
 def weights_by_their_names(model: nn.Module, rules: Sequence[Rule]) -> dict[str, Tensor]:

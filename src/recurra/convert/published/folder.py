@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from recurra.convert.published._rules import (
     fused_of,
     join_fused,
     matched,
-    multiplied,
     options_of,
     read_config,
     rules_of,
@@ -107,8 +107,8 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
     weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
-    weights = multiplied(weights, architecture.folded(entries, outline.config), dtype)
-    model = filled(outline, architecture, weights, str(folder), dtype)
+    factors = architecture.folded(entries, outline.config)
+    model = filled(outline, architecture, weights, str(folder), dtype, factors)
     if not (file := folder / "tokenizer.json").is_file():
         return PortableModel(model, None)
     tokenizer = BytePairEncoding.load(file)
@@ -130,7 +130,12 @@ def outline_of(architecture: Architecture, entries: dict[str, Any], n_tensors: i
 
 
 def filled(
-    outline: LanguageModel, architecture: Architecture, weights: dict[str, Tensor], what: str, dtype: torch.dtype
+    outline: LanguageModel,
+    architecture: Architecture,
+    weights: dict[str, Tensor],
+    what: str,
+    dtype: torch.dtype,
+    factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> LanguageModel:
     """Give an outlined model memory and its weights, which have transformers' names and come from `what`."""
     weights = split_fused(weights, fused_of(architecture, outline.config), what)
@@ -138,7 +143,7 @@ def filled(
         weights = {_head_bias(architecture): torch.zeros(outline.config.vocab_size), **weights}
     places = matched(outline, weights, rules_of(architecture, outline.config), what)
     model = _with_memory(outline, dtype)
-    fill(model, weights, places, what)
+    fill(model, weights, places, what, factors)
     return model.eval()
 
 
