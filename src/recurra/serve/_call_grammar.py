@@ -1,0 +1,134 @@
+"""Grammars of answers that call tools, so that the arguments fulfil their schemas.
+
+A call as JSON has its arguments as one object, for which llguidance compiles the schema. A call as XML has each
+argument by itself: texts as they are, everything else as JSON. Conditions on such a text, or on several arguments
+together, cannot be met and are refused.
+"""
+
+import json
+import re
+from typing import Any
+
+from recurra.checks import sentence
+from recurra.serve._grammar import WHITESPACE, Lark
+from recurra.serve._http import ApiError
+from recurra.serve._tools import (
+    CALL,
+    END_CALL,
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    PARAMETER,
+    AnswerForm,
+    Tool,
+    resolved,
+    types_of,
+)
+
+_NOTES = {"$comment", "default", "deprecated", "description", "examples", "nullable", "title", "type"}
+"""Keywords that say nothing about a text."""
+_OF_OBJECTS = {*_NOTES, "$defs", "$id", "$schema", "additionalProperties", "definitions", "properties", "required"}
+"""Keywords of a schema whose arguments can be written one by one."""
+_SCALARS = {"string", "null", "integer", "number", "boolean"}
+_KEY = re.compile(r"[^<>\n]{1,200}")
+
+
+def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
+    """Return the grammar of an answer; None if nothing constrains it. Raises ApiError for schemas that cannot be met.
+
+    Args:
+        form: the answer must call a tool, or may call tools of which some are strict.
+        ends: texts that end an answer and consist of several tokens.
+    """
+    if form.calls is None or not (form.is_forced or any(tool.strict for tool in form.tools)):
+        return None
+    rules, names = [], []
+    for index, tool in enumerate(form.tools):
+        schema = tool.parameters if form.is_forced or tool.strict else None
+        name = f"call_{index}"
+        names.append(name)
+        if form.calls == "json":
+            rules.append(_json_rule(name, tool.name, {} if schema is None else schema))
+        else:
+            rules += _xml_rules(name, tool, schema, f"tools.{index}.function.parameters")
+    end = f" ({' | '.join(map(_text, ends))})?" if ends else ""
+    several = f' ("\\n" {_text(CALL)} call)*' if form.several else ""
+    if form.is_forced:
+        start = f"{_text(CALL)} call{several}{end}"
+    else:
+        start = "(before call)* text" if form.several else "before call | text"
+    return Lark(
+        "\n".join(
+            [
+                f"start: {start}",
+                "text: /(.|\\n)*/",
+                f"before[lazy]: /(.|\\n)*{CALL}/",
+                f"value[lazy]: /(.|\\n)*{END_PARAMETER.replace('/', chr(92) + '/')}/",
+                f"call: {' | '.join(names)}",
+                *rules,
+            ]
+        )
+    )
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(schema: Any) -> str:
+    """Return the rule for a value as JSON, with limited white space."""
+    if isinstance(schema, dict):
+        options = schema.get("x-guidance")
+        known = options if isinstance(options, dict) else {}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **known}}
+    return f"%json {json.dumps(schema)}"
+
+
+def _json_rule(name: str, function: str, schema: dict[str, Any]) -> str:
+    begin, end = f'\n{{"name": {_text(function)}, "arguments": ', f"}}\n{END_CALL}"
+    return f"{name}: {_text(begin)} {_json({'type': 'object', **schema})} {_text(end)}"
+
+
+def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None, field: str) -> list[str]:
+    """Return the rules of a call whose arguments come in the order of the schema; any arguments if it is None."""
+    begin, end = _text(f"\n{FUNCTION}{tool.name}>\n"), _text(f"{END_FUNCTION}\n{END_CALL}")
+    if schema is None:
+        argument = f'{_text(PARAMETER)} /[A-Za-z0-9_.-]{{1,64}}/ ">\\n" value "\\n"'
+        return [f"{name}: {begin} ({argument})* {end}"]
+    if unknown := set(schema) - _OF_OBJECTS:
+        raise _refused(field, f"a schema with {min(unknown)!r}", "one with properties, required and types of each")
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    properties = {**properties, **{key: {} for key in required if key not in properties}}
+    rules, parts = [], []
+    for index, (key, of_key) in enumerate(properties.items()):
+        if not _KEY.fullmatch(key):
+            raise _refused(field, f"a schema with a property {key!r}", "names without <, > and line breaks")
+        parts.append(f"{name}_{index}{'' if key in required else '?'}")
+        rules.append(
+            f"{parts[-1].rstrip('?')}: {_text(f'{PARAMETER}{key}>')} {_value(of_key, schema, f'{field}.{key}')}"
+        )
+    return [f"{name}: {begin} {' '.join(parts)} {end}", *rules]
+
+
+def _value(schema: Any, root: dict[str, Any], field: str) -> str:
+    """Return the rule of an argument and the tag after it."""
+    found, types = resolved(schema, root), types_of(schema, root)
+    after = _text(f"\n{END_PARAMETER}\n")
+    if isinstance(found, dict) and ("enum" in found or "const" in found):
+        values = found["enum"] if "enum" in found else [found["const"]]
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
+    if types and "string" not in types:
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return f'"\\n" {_json({**schema, **definitions})} {after}'
+    options = [found, *(resolved(one, root) for one in found.get("anyOf", found.get("oneOf", [])))] if found else []
+    keywords = set().union(*options) - _NOTES - {"anyOf", "oneOf"}
+    if keywords or not types <= _SCALARS:
+        got = f"a text with {min(keywords)!r}" if keywords else "a text, an array or an object"
+        raise _refused(field, got, "a text without conditions")
+    return '"\\n" value "\\n"'
+
+
+def _refused(field: str, got: str, expected: str) -> ApiError:
+    hint = "the model's format of calls writes arguments one by one; leave out strict, with tool_choice 'auto'"
+    return ApiError(400, sentence(field, got, expected, hint), param=field)

@@ -1,0 +1,109 @@
+"""A model that says what a test tells it, byte by byte, and chat templates that call tools."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recurra.data.tokenizers import ByteEncoder
+from recurra.serve._model import ServedModel
+
+START, END = "\x02", "\x03"
+"""Before an answer, and after it."""
+
+_HEAD = """{%- set eos_tokens = ["\\x03"] %}
+{%- if tools %}
+    {{- '# Tools\\n' }}
+    {%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+    {{- 'Answer: FORMAT\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- message.role + ': ' }}
+    {%- if message.role == 'assistant' %}
+        {{- '\\x02' + THOUGHT + message.content|trim }}
+        {%- for call in message.tool_calls %}
+            {%- set call = call.function %}
+            {{- '\\n' if loop.index0 or message.content|trim }}"""
+_TAIL = """
+        {%- endfor %}
+        {{- '\\x03' }}
+    {%- else %}
+        {{- message.content }}
+    {%- endif %}
+    {{- '\\n' }}
+{%- endfor %}
+{{- 'assistant: \\x02' + OPENING }}"""
+_JSON = """
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments | tojson + '}\\n</tool_call>' }}"""
+_XML = """
+            {{- '<tool_call>\\n<function=' + call.name + '>\\n' }}
+            {%- for key, value in call.arguments|items %}
+                {{- '<parameter=' + key + '>\\n' }}
+                {{- value if value is string else value | tojson }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}"""
+
+
+def template(calls: str, thinks: bool = False) -> str:
+    """calls: "json", "xml" or "none"; thinks: an answer begins with reasoning, unless enable_thinking is off."""
+    body = {"json": _JSON, "xml": _XML, "none": "{{- call.name }}"}[calls]
+    text = _HEAD.replace("FORMAT", {"json": "<tool_call>{...}", "xml": "<function=NAME>"}.get(calls, "")) + body + _TAIL
+    if not thinks:
+        return text.replace("THOUGHT", "''").replace("OPENING", "''")
+    thought = "('<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '')"
+    opening = "('<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '<think>\\n')"
+    return text.replace("THOUGHT", thought).replace("OPENING", opening)
+
+
+@dataclass(frozen=True)
+class _Config:
+    vocab_size: int = 256
+    d_model: int = 1
+
+
+class _State(NamedTuple):
+    place: Tensor  # the number of answers before this one, and the position in it; -1 before the first
+
+
+class _Scripted(nn.Module):
+    """After the n-th byte START, it writes the n-th text of its script, or the last one, and then END for ever."""
+
+    config = _Config()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((1,), 100.0))
+        self.script = torch.tensor([[ord(END)]])
+
+    def initial_state(self, n: int) -> _State:
+        return _State(torch.full((n, 2), -1.0))
+
+    def hidden(self, tokens: Tensor, state: _State) -> tuple[Tensor, _State]:
+        (answer, position), (last, end) = state.place.long().unbind(1), (size - 1 for size in self.script.shape)
+        found = []
+        for column in tokens.unbind(1):
+            begins = column == ord(START)
+            answer, position = answer + begins.long(), torch.where(begins, 0, position + 1)
+            found.append(self.script[answer.clamp(0, last), position.clamp(0, end)])
+        hidden = nn.functional.one_hot(torch.stack(found, 1), 256).float()
+        return hidden * self.scale, _State(torch.stack([answer, position], 1).float())
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def forward(self, tokens: Tensor, state: _State | None = None) -> tuple[Tensor, _State]:
+        return self.hidden(tokens, self.initial_state(len(tokens)) if state is None else state)
+
+
+def scripted(name: str, template: str) -> ServedModel:
+    """Return a model whose answers are what `says` sets."""
+    return ServedModel(name, _Scripted().eval(), ByteEncoder(), chat_template=template)
+
+
+def says(model: ServedModel, *texts: str) -> None:
+    """Set the answers of a chat, one after the other, with what the template writes after START."""
+    scripts = [torch.tensor([*(text + END).encode()]) for text in texts]
+    model.plain.script = nn.utils.rnn.pad_sequence(scripts, batch_first=True, padding_value=ord(END))

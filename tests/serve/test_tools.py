@@ -1,0 +1,640 @@
+"""Tools and reasoning in chats: prompts, answers taken apart, whole and as streams, and grammars of calls."""
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+from tests.serve.scripted import END, says, scripted, template
+
+from recurra.data.tokenizers import ByteEncoder
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.serve._chat_bodies import ChatBody
+from recurra.serve._http import ApiError, ServeSettings
+from recurra.serve._model import ServedModel
+from recurra.serve._service import Service
+from recurra.serve._tools import AnswerForm, AnswerReader, Call, Tool
+
+from .conftest import Running
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "places": {"type": "array", "items": {"type": "number"}},
+        "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tell it.", "parameters": PARAMETERS}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+ASK = [{"role": "user", "content": "Rain in Zürich?"}]
+
+
+def as_json(name: str, **arguments) -> str:
+    call = f'{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def as_xml(name: str, **arguments) -> str:
+    values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+WRITTEN = {"json": as_json, "xml": as_xml}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, ServedModel]:
+    made = {kind: scripted(kind, template(kind)) for kind in ("json", "xml", "none")}
+    thinking = {f"thinking-{kind}": scripted(f"thinking-{kind}", template(kind, thinks=True)) for kind in WRITTEN}
+    return made | thinking
+
+
+@pytest.fixture(scope="module")
+def server(models):
+    with Running(Service(list(models.values()), ServeSettings(), threads=1)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(server) -> openai.OpenAI:
+    return server.openai_client("none")
+
+
+def streamed(api, **body):
+    """Put the deltas of one choice together, as clients do."""
+    message: dict = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reason = None
+    for chunk in api.chat.completions.create(stream=True, **body):
+        (choice,) = chunk.choices
+        assert reason is None
+        delta, reason = choice.delta.model_dump(exclude_unset=True), choice.finish_reason
+        message["content"] += delta.get("content") or ""
+        message["reasoning_content"] += delta.get("reasoning_content") or ""
+        for call in delta.get("tool_calls") or ():
+            if call["index"] == len(message["tool_calls"]):
+                assert call["id"].startswith("call_")
+                assert call["type"] == "function"
+                assert call["function"]["name"]
+                assert call["function"]["arguments"] == ""
+                message["tool_calls"].append(call)
+            else:
+                assert call["index"] == len(message["tool_calls"]) - 1
+                message["tool_calls"][-1]["function"]["arguments"] += call["function"]["arguments"]
+    return message, reason
+
+
+def ask(api, model: ServedModel, text: str, opening: str = "<think>\n", **body):
+    """Let a model answer with a text; return the message, which is the same as a stream, and the reason of its end."""
+    says(model, (opening if "thinking" in model.name else "") + text)
+    body = {"model": model.name, "messages": ASK, "max_tokens": 5000, "temperature": 0, **body}
+    (choice,) = api.chat.completions.create(**body).choices
+    message = choice.message.model_dump()
+    parts, reason = streamed(api, **body)
+    for name in ("content", "reasoning_content"):
+        assert parts[name] == (message.get(name) or "")
+    functions = [call["function"] for call in message["tool_calls"] or ()]
+    assert [call["function"] for call in parts["tool_calls"]] == functions
+    assert reason == choice.finish_reason
+    return message, reason
+
+
+def calls_of(message) -> list[tuple[str, dict]]:
+    calls = message["tool_calls"] or []
+    assert len({call["id"] for call in calls}) == len(calls)
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+# --- answers over HTTP ---
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_call(api, models, kind):
+    arguments = {"city": 'Zürich "日本" 🌧', "days": 3, "exact": True, "places": [47.4, 8], "unit": None}
+    text = "Let me look.\n\n" + WRITTEN[kind]("weather", **arguments)
+    message, reason = ask(api, models[kind], text, tools=[WEATHER, CLOCK])
+    assert (message["content"], reason) == ("Let me look.", "tool_calls")
+    assert calls_of(message) == [("weather", arguments)]
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_several_calls_without_text(api, models, kind):
+    write = WRITTEN[kind]
+    text = "\n".join([write("weather", city="Basel"), write("clock"), write("weather", city="Bern", days=0)])
+    message, reason = ask(api, models[kind], text, tools=[WEATHER, CLOCK])
+    assert (message["content"], reason) == (None, "tool_calls")
+    expected = [("weather", {"city": "Basel"}), ("clock", {}), ("weather", {"city": "Bern", "days": 0})]
+    assert calls_of(message) == expected
+    message, _ = ask(api, models[kind], text, tools=[WEATHER, CLOCK], parallel_tool_calls=False)
+    assert calls_of(message) == expected[:1]
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_reasoning_and_a_call(api, models, kind):
+    model, call = models[f"thinking-{kind}"], WRITTEN[kind]("clock")
+    message, reason = ask(api, model, f"It is <late>.\n</think>\n\nHm.\n\n{call}", tools=[CLOCK])
+    assert (message["reasoning_content"], message["content"], reason) == ("It is <late>.", "Hm.", "tool_calls")
+    assert calls_of(message) == [("clock", {})]
+    message, reason = ask(api, model, f"A plan: {call}\n</think>\n\nNo.", tools=[CLOCK])
+    assert (message["reasoning_content"], message["content"], reason) == (f"A plan: {call}", "No.", "stop")
+    message, reason = ask(api, model, f"No end.\n{call}", tools=[CLOCK])  # as models forget it
+    assert (message["reasoning_content"], message["content"], reason) == ("No end.", None, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("Hm.\n</think>\n\nYes.\n", "Hm.", "Yes.\n"),
+        ("<think>\nHm.</think>Yes.", "Hm.", "Yes."),
+        ("Hm. It is cut </thi", "Hm. It is cut </thi", None),
+        ("</think>\n\nYes </think> no", None, "Yes </think> no"),
+    ],
+)
+def test_reasoning_that_the_prompt_has_opened(api, models, text, reasoning, content):
+    message, reason = ask(api, models["thinking-json"], text)
+    assert (message.get("reasoning_content"), message["content"], reason) == (reasoning, content, "stop")
+
+
+def test_reasoning_that_is_off(api, models):
+    off = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    message, _ = ask(api, models["thinking-json"], "Yes. <think>no", "<think>\n\n</think>\n\n", **off)
+    assert ("reasoning_content" in message, message["content"]) == (False, "Yes. <think>no")
+    message, _ = ask(api, models["json"], "<think>no</think>")  # whose template has no such tags
+    assert message["content"] == "<think>no</think>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json", '<tool_call>\n{"name": "clock", "arguments": }\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": {"a": 1e999}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": [1]}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": {}}\n'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": {}} and more\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clo\nck", "arguments": {}}\n</tool_call>'),
+        ("json", "<tool_call>clock()</tool_call>"),
+        ("json", "<tool_call>"),
+        ("json", "a < b <tool"),
+        ("json", '<tool_call>{"a": ' + "[" * 1500 + "]" * 1500 + "}</tool_call>"),
+        ("json", as_xml("clock")),
+        ("xml", as_json("clock")),
+        ("xml", "<tool_call>\n<function=clock>\n</tool_call>"),
+        ("xml", "<tool_call>\n<function=clock>\n</function>\n</tool"),
+        ("xml", "<tool_call>\n<function=clock\n>\n</function>\n</tool_call>"),
+        ("xml", "<tool_call>\n<function=weather>\n<parameter=city>\nBasel</function>\n</tool_call>"),
+    ],
+)
+def test_what_is_no_call_stays_text(api, models, kind, text):
+    message, reason = ask(api, models[kind], f"So: {text}", tools=[WEATHER, CLOCK])
+    assert (message["content"], message["tool_calls"], reason) == (f"So: {text}", None, "stop")
+
+
+def test_a_call_that_is_cut_off_stays_text(api, models):
+    text = as_json("weather", city="Basel")
+    message, reason = ask(api, models["json"], text, tools=[WEATHER], max_tokens=30)
+    assert (message["content"], message["tool_calls"], reason) == (text[:30], None, "length")
+
+
+def test_a_good_call_after_a_bad_one(api, models):
+    text = f"<tool_call>{{oops <tool_call>\n{as_json('clock')}"
+    message, reason = ask(api, models["json"], text, tools=[CLOCK])
+    assert (message["content"], reason) == ("<tool_call>{oops <tool_call>", "tool_calls")
+    assert calls_of(message) == [("clock", {})]
+
+
+NASTY = [
+    '</tool_call> "quoted" \\ \n <tool_call> {}[]',
+    "</parameter> in\n</parameter>\ntext</function",
+    "é" * 500,
+    "\ud7ff\U0001f9d1\u200d\U0001f680 日本\u2028語",
+    "",
+    " \n ",
+]
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_arguments_that_look_like_tags(api, models, kind, text):
+    message, _ = ask(api, models[kind], WRITTEN[kind]("weather", city=text), tools=[WEATHER])
+    assert calls_of(message) == [("weather", {"city": text})]
+
+
+def test_deep_arguments(api, models):
+    deep: list = []
+    for _ in range(60):
+        deep = [deep, {"]": "{"}]
+    for kind, write in WRITTEN.items():
+        message, _ = ask(api, models[kind], write("weather", city="a", places=deep), tools=[WEATHER])
+        assert calls_of(message) == [("weather", {"city": "a", "places": deep})]
+
+
+# --- the reader alone ---
+
+TOOLS = [Tool("weather", PARAMETERS)]
+
+
+def read(form: AnswerForm, pieces: list[str]) -> list[tuple[str, ...]]:
+    reader, found = AnswerReader(form), []
+    for index, piece in enumerate(pieces):
+        for part in reader.add(piece, is_last=index + 1 == len(pieces)):
+            told = (part.name, part.arguments) if isinstance(part, Call) else (str(part.is_reasoning), part.text)
+            if not isinstance(part, Call) and found and found[-1][0] == told[0] and len(found[-1]) == 2:
+                told = (told[0], found.pop()[1] + told[1])
+            found.append(told)
+    return found
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_cuts_change_nothing(kind):
+    """Random mixtures of tags, calls and text, cut at random."""
+    rng, write = random.Random(0), WRITTEN[kind]
+    words = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<function=weather>", "</function>", "{", "}", '"']
+    words += ["<parameter=city>", "</parameter>", "\n", " ", "a", "\\", "<", write("weather", city="B", days=2)]
+    for _ in range(300):
+        form = AnswerForm(rng.choice(["none", "possible", "open"]), kind, TOOLS, several=rng.random() < 0.5)
+        text = "".join(rng.choices(words, k=rng.randrange(12)))
+        places = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(6)))
+        cut = [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)])]
+        assert read(form, cut) == read(form, [text]) == read(form, [*text, ""])
+
+
+def test_a_huge_argument():
+    text = 'é "\\ </tool_call>\n' * 30_000
+    for kind, write in WRITTEN.items():
+        written = write("weather", city=text)
+        ((name, arguments),) = read(
+            AnswerForm("none", kind, TOOLS), [written[n : n + 7] for n in range(0, len(written), 7)]
+        )
+        assert (name, json.loads(arguments)) == ("weather", {"city": text})
+
+
+def test_the_time_to_read_an_answer_is_linear(monkeypatch):
+    """Counted in characters that are looked at: texts of tags that never end."""
+    size = 20_000
+    for kind, unit in (("json", '<tool_call>{"'), ("xml", "<tool_call><function=f><parameter=k>"), ("json", "\n")):
+        form, looked = AnswerForm("none", kind, TOOLS), 0
+        reader = AnswerReader(form)
+        text = unit * (size // len(unit))
+        for letter in text:
+            before = reader._at
+            reader.add(letter)
+            looked += max(0, len(reader._text) - min(before, len(reader._text)))
+        reader.add("", is_last=True)
+        assert looked < 200 * size
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("3.5", {"type": "number"}, 3.5),
+        ("3", {"type": "string"}, "3"),
+        ("3", {}, "3"),
+        ("3", None, "3"),
+        ("true", {"type": "boolean"}, True),
+        ("True", {"type": "boolean"}, True),
+        ("three", {"type": "integer"}, "three"),
+        ("None", {"type": ["integer", "null"]}, None),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("null", {"type": "string"}, "null"),
+        ('"a"', {"type": ["string", "null"]}, '"a"'),
+        ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
+        ('{"a": NaN}', {"type": "object"}, '{"a": NaN}'),
+        ("2", {"enum": [1, 2]}, 2),
+        ("2", {"enum": ["1", "2"]}, "2"),
+        ("2", {"$ref": "#/$defs/number"}, 2),
+        ("2", {"$ref": "#/$defs/loop"}, "2"),
+        ("[" * 9999, {"type": "array"}, "[" * 9999),
+    ],
+)
+def test_types_of_arguments_as_xml(text, schema, value):
+    properties = {} if schema is None else {"key": schema}
+    root = {"properties": properties, "$defs": {"number": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}}
+    ((_, arguments),) = read(AnswerForm("none", "xml", [Tool("f", root)]), [as_xml("f", key=text)])
+    assert json.loads(arguments) == {"key": value}
+
+
+# --- prompts ---
+
+
+def test_the_prompt_is_that_of_transformers(models, server):
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": 2}'}},
+        {"id": "b", "type": "function", "function": {"name": "clock", "arguments": ""}},
+    ]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "Hm.", "refusal": None},
+        {"role": "tool", "tool_call_id": "a", "content": "sun"},
+        {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "noon"}]},
+    ]
+    theirs = json.loads(json.dumps(messages))
+    theirs[2]["content"], theirs[4]["content"] = "", "noon"
+    for call, arguments in zip(theirs[2]["tool_calls"], ({"city": "Zürich", "days": 2}, {})):
+        call["function"]["arguments"] = arguments
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=ByteEncoder().as_byte_pairs()._tokenizer, eos_token=None
+    )
+    client = server.client()
+    for name, model in models.items():
+        if name == "none":
+            continue
+        for variables in ({}, {"enable_thinking": False}) if "thinking" in name else ({},):
+            expected = tokenizer.apply_chat_template(
+                theirs,
+                tools=[WEATHER, CLOCK],
+                chat_template=model.chat_template,
+                add_generation_prompt=True,
+                tokenize=False,
+                **variables,
+            )
+            body = {"model": name, "messages": messages, "tools": [WEATHER, CLOCK], "chat_template_kwargs": variables}
+            tokens = client.post("/tokenize", json=body).json()["tokens"]
+            assert bytes(tokens).decode() == expected
+            assert '"city": "Zürich"' in expected or "<parameter=city>\nZürich\n" in expected
+
+
+def test_tools_that_are_off_are_not_in_the_prompt(api, models):
+    text = as_json("clock")
+    message, reason = ask(api, models["json"], text, tools=[CLOCK], tool_choice="none")
+    assert (message["content"], reason) == (text, "stop")
+    says(models["json"], text)
+    body = {"model": "json", "messages": ASK, "temperature": 0}
+    usage = [
+        api.chat.completions.create(**body, **more).usage for more in ({}, {"tools": [CLOCK], "tool_choice": "none"})
+    ]
+    assert usage[0].prompt_tokens == usage[1].prompt_tokens
+
+
+CALLED = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "param", "reason"),
+    [
+        ("plain", {"tools": [CLOCK]}, "tools", "the chat template of plain knows no tools"),
+        ("none", {"tools": [CLOCK]}, "tools", "the chat template of none calls tools in no format that is known"),
+        ("json", {"tools": [CLOCK, CLOCK]}, "tools", "two functions named 'clock'"),
+        ("json", {"tools": [{"type": "web_search"}]}, "tools.0.type", "'web_search'"),
+        ("json", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "'a b'"),
+        ("json", {"tool_choice": "required"}, "tool_choice", "without tools"),
+        ("json", {"tools": [CLOCK], "tool_choice": "any"}, "tool_choice", "'any'"),
+        (
+            "json",
+            {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+            "tool_choice",
+            "the function 'other'",
+        ),
+        ("json", {"tools": [CLOCK], "response_format": {"type": "json_object"}}, "response_format", "are both given"),
+        ("json", {"tools": [CLOCK], "structured_outputs": {"regex": "a"}}, "structured_outputs", "are both given"),
+        ("json", {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "variables of the chat"),
+        ("thinking-json", {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", ": enable_thinking"),
+        ("json", {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.tool_call_id", "missing"),
+        ("json", {"messages": [{"role": "user", "content": "a", "tool_calls": [CALLED]}]}, "messages.0.role", "'user'"),
+        (
+            "json",
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [CALLED | {"function": {"name": "f", "arguments": "[]"}}]}
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments",
+            "no JSON object",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused(serving, model, extra, param, reason):
+    plain = scripted("plain", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    named = {"plain": plain, "json": scripted("json", template("json")), "none": scripted("none", template("none"))}
+    chosen = named.get(model) or scripted(model, template("json", thinks=True))
+    client = serving(models=[chosen]).client()
+    answer = client.post("/v1/chat/completions", json={"model": model, "messages": ASK, "max_tokens": 1, **extra})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert reason in error["message"]
+
+
+def test_a_template_gets_no_further_with_tools(serving):
+    """It stays in its sandbox: no attributes of objects, no files, no changes of what it is given."""
+    for attack in (
+        "{{ tools.__class__.__mro__ }}",
+        "{{ tools[0].function.name.__init__.__globals__ }}",
+        "{% set _ = tools.append(1) %}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(999999) | list }}",
+        "{{ messages[0].content.format_map(tools[0]) }}{{ '{0.__class__}'.format(tools) }}",
+    ):
+        model = scripted("attack", "{# <tool_call> #}{{ tools | length }}" + attack)
+        body = {"model": "attack", "messages": ASK, "tools": [CLOCK], "max_tokens": 1}
+        answer = serving(models=[model]).client().post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400 or "class" not in answer.text
+
+
+# --- conversations ---
+
+
+@pytest.mark.parametrize("name", ["json", "thinking-xml"])
+def test_the_second_turn_reads_only_what_is_new(serving, name):
+    model = scripted(name, template(name.split("-")[-1], thinks="thinking" in name))
+    api = serving(models=[model]).openai_client("none")
+    call = WRITTEN[name.split("-")[-1]]("weather", city="Zürich", days=1)
+    says(model, f"<think>\nI look.\n</think>\n\n{call}" if "thinking" in name else call, "Yes.")
+    body = {"model": name, "tools": [WEATHER], "temperature": 0, "max_tokens": 500}
+    first = api.chat.completions.create(messages=ASK, **body)
+    message = first.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "It rains."}
+    second = api.chat.completions.create(messages=[*ASK, message.model_dump(), result], **body)
+    n_new = second.usage.prompt_tokens - second.usage.prompt_tokens_details.cached_tokens
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens + len(call)
+    assert n_new <= len("\x03\ntool: It rains.\nassistant: \x02<think>\n") + 1
+
+
+def test_the_example_of_the_page(serving, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    for kind, write in WRITTEN.items():
+        model = scripted("NAME", template(kind))
+        says(model, write("forecast", city="Zürich", days=2), write("forecast", city="Bern", days=1), "Take a coat.")
+        exec(example.replace("http://127.0.0.1:8000", serving(models=[model]).url), {})
+        assert capsys.readouterr().out == "Take a coat.\n"
+
+
+# --- grammars ---
+
+
+@pytest.fixture(scope="module")
+def random_models() -> dict[str, ServedModel]:
+    made = {}
+    for name in ("json", "xml", "thinking-json", "thinking-xml"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = LanguageModel(LanguageModelConfig(256, None, 1, 8, 8)).eval().double()
+        text = template(name.split("-")[-1], "thinking" in name)
+        made[name] = ServedModel(name, model, ByteEncoder(), chat_template=text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def drawing(random_models):
+    pytest.importorskip("llguidance")
+    with Running(Service(list(random_models.values()), ServeSettings(), threads=1)) as running:
+        yield running.openai_client("none")
+
+
+SMALL = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cat", "dog"]},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+        "size": {"$ref": "#/$defs/size"},
+        "tame": {"type": "boolean"},
+    },
+    "required": ["kind", "ages", "size"],
+    "additionalProperties": False,
+    "$defs": {"size": {"type": "integer", "minimum": 5, "maximum": 7}},
+}
+PET = {"type": "function", "function": {"name": "pet", "parameters": SMALL}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+STOP = {"type": "function", "function": {"name": "stop", "parameters": NOTHING}}
+
+
+def fulfils(name: str, arguments: dict) -> bool:
+    if name == "stop":
+        return arguments == {}
+    ages_fit = len(arguments["ages"]) <= 3 and all(type(age) is int and 0 <= age <= 99 for age in arguments["ages"])
+    known = set(arguments) <= {"kind", "ages", "size", "tame"} and type(arguments.get("tame", True)) is bool
+    return known and ages_fit and arguments["kind"] in ("cat", "dog") and arguments["size"] in (5, 6, 7)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pet"}}], ids=["any", "pet"])
+def test_a_random_model_calls_what_it_must(drawing, kind, choice):
+    body = {"model": kind, "messages": ASK, "tools": [PET, STOP], "tool_choice": choice, "max_tokens": 3000}
+    answer = drawing.chat.completions.create(**body, n=6, seed=3, parallel_tool_calls=False)
+    found = [calls_of(one.message.model_dump()) for one in answer.choices]
+    assert [one.finish_reason for one in answer.choices] == ["tool_calls"] * 6
+    assert all(len(calls) == 1 and fulfils(*calls[0]) for calls in found)
+    names = {calls[0][0] for calls in found}
+    assert names == {"pet", "stop"} if choice == "required" else {"pet"}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_several_calls_end_where_the_chat_does(drawing, kind):
+    body = {"model": kind, "messages": ASK, "tools": [STOP], "tool_choice": "required", "max_tokens": 3000}
+    found = drawing.chat.completions.create(**body, n=40, seed=1).choices
+    calls = [calls_of(one.message.model_dump()) for one in found]
+    assert {one.finish_reason for one in found} == {"tool_calls"}
+    assert all(call == ("stop", {}) for some in calls for call in some)
+    assert len({len(some) for some in calls}) > 1
+
+
+def test_reasoning_comes_before_what_is_forced(random_models):
+    model = random_models["thinking-json"]
+    answer = Probe(model, {"tools": [STOP], "tool_choice": "required"})
+    assert answer.accepts("Hm <tool_call> hm</think>\n\n" + as_json("stop"))
+    assert not answer.accepts(as_json("stop"))
+    assert not answer.accepts("Hm</think>\n\nno")
+    form = Probe(model, {"response_format": {"type": "json_object"}})
+    assert form.accepts('Hm {"</think>\n\n{"a": 1}')
+    assert not form.accepts('{"a": 1}')
+    possible = Probe(model, {"tools": [STOP], "tool_choice": "required"}, prompt="assistant: ")
+    assert possible.accepts(as_json("stop"))
+    assert possible.accepts("<think>\nHm</think>\n\n" + as_json("stop"))
+
+
+def test_a_chat_without_an_end_has_one_call(random_models):
+    model = ServedModel("endless", random_models["json"].plain, ByteEncoder(), chat_template="{{ tools }}<tool_call>")
+    probe = Probe(model, {"tools": [STOP], "tool_choice": "required"}, prompt="")
+    for token in as_json("stop").encode():
+        assert not probe.constraint.is_complete
+        probe.constraint.advance(token)
+    assert probe.constraint.is_complete
+
+
+class Probe:
+    """The constraint of a request, without a server."""
+
+    def __init__(self, model: ServedModel, body: dict, prompt: str = "<think>\n") -> None:
+        body_ = ChatBody.model_validate({"model": model.name, "messages": ASK, **body})
+        self.constraint = asyncio.run(body_.constraint(model, body_.form(model, prompt)))
+
+    def accepts(self, text: str) -> bool:
+        """Whether the text may be generated, and be the whole answer."""
+        constraint = self.constraint.copy()
+        for token in text.encode():
+            if not constraint.allowed[token]:
+                return False
+            constraint.advance(token)
+        return constraint._matcher.is_accepting() and (constraint.is_complete or bool(constraint.allowed[ord(END)]))
+
+
+STRICT = {"type": "function", "function": {"name": "pet", "parameters": SMALL, "strict": True}}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_strict_tools_may_be_called_and_then_fulfil_their_schema(random_models, kind):
+    probe = Probe(random_models[kind], {"tools": [STRICT, WEATHER]}, prompt="")
+    good = WRITTEN[kind]("pet", kind="cat", ages=[1, 2], size=6)
+    assert probe.accepts("No tools, <tool then")
+    assert probe.accepts(f"So: {good}")
+    assert probe.accepts(f"{good}\n{good} and")
+    assert not probe.accepts(WRITTEN[kind]("pet", kind="cow", ages=[1, 2], size=6))
+    assert not probe.accepts(WRITTEN[kind]("pet", kind="cat", size=6))
+    assert not probe.accepts(WRITTEN[kind]("pet", kind="cat", ages=[1, 2], size=9))
+    assert not probe.accepts(WRITTEN[kind]("cat"))
+    assert probe.accepts(WRITTEN[kind]("weather", anything="goes", here=[1]))  # which is not strict
+    single = Probe(random_models[kind], {"tools": [STRICT], "parallel_tool_calls": False}, prompt="")
+    assert single.accepts(good)
+    assert single.accepts("text")
+    assert not single.accepts(f"{good}\n{good}")
+
+
+def test_texts_as_xml_end_where_the_reader_ends_them(random_models):
+    properties = {"city": {"type": "string"}, "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+    schema = {"properties": properties, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    probe = Probe(random_models["xml"], {"tools": [tool], "tool_choice": "required"}, prompt="")
+    assert probe.accepts(as_xml("f", city='<b> "Zürich"\n{', unit=None))
+    assert probe.accepts(as_xml("f", city=""))
+    assert not probe.accepts(as_xml("f", unit="a"))
+    assert not probe.accepts(as_xml("f", city="a</parameter> b"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "more", "field"),
+    [
+        ({"a": {"type": "string", "maxLength": 3}}, {}, "tools.0.function.parameters.a"),
+        ({"a": {"type": "string", "pattern": "b"}}, {}, "tools.0.function.parameters.a"),
+        ({"a": {"type": ["string", "array"]}}, {}, "tools.0.function.parameters.a"),
+        (
+            {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}},
+            {},
+            "tools.0.function.parameters.a",
+        ),
+        ({"a>": {"type": "integer"}}, {}, "tools.0.function.parameters"),
+        ({}, {"minProperties": 1}, "tools.0.function.parameters"),
+        ({}, {"allOf": []}, "tools.0.function.parameters"),
+        ({"a": {"type": "integer", "not": {"const": 1}}}, {}, "tools"),
+    ],
+    ids=str,
+)
+def test_schemas_that_xml_cannot_meet_are_refused(random_models, properties, more, field):
+    schema = {"type": "object", "properties": properties, **more}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    with pytest.raises(ApiError) as refused:
+        Probe(random_models["xml"], {"tools": [tool]})
+    assert (refused.value.status, refused.value.param) == (400, field)
