@@ -147,6 +147,16 @@ def test_a_chat_ends_at_the_model_s_own_tokens(converted, client, end):
     assert choice["finish_reason"] == "length"
 
 
+def test_a_constrained_chat_ends_at_the_model_s_own_tokens_too(converted, client):
+    pytest.importorskip("llguidance")
+    form = {"structured_outputs": {"regex": "[0-9]+"}, "logit_bias": {1: 100}}
+    (choice,) = converted.chat(client, **form)["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"].isdigit()) == ("stop", True)
+    body = {"model": "run", "prompt": TEXT, "max_tokens": 6, "temperature": 0, **form}
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert (choice["finish_reason"], choice["text"].isdigit()) == ("length", True)
+
+
 def test_a_known_beginning_is_not_read_again(converted, client):
     first, again = converted.chat(client), converted.chat(client)
     assert again["choices"] == first["choices"]

@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 import openai
+import pydantic
 import pytest
 import torch
 from tests.serve.scripted import END, says, scripted, template
+from tokenizers import Tokenizer
 
-from recurra.data.tokenizers import ByteEncoder
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._chat_bodies import ChatBody
 from recurra.serve._http import ApiError, ServeSettings
@@ -237,6 +239,33 @@ def test_deep_arguments(api, models):
     for kind, write in WRITTEN.items():
         message, _ = ask(api, models[kind], write("weather", city="a", places=deep), tools=[WEATHER])
         assert calls_of(message) == [("weather", {"city": "a", "places": deep})]
+
+
+def test_log_probabilities_are_those_of_all_tokens(api, models):
+    text = f"Hm.\n</think>\n\nI look. {as_json('clock')}"
+    says(models["thinking-json"], "<think>\n" + text)
+    body = {"model": "thinking-json", "messages": ASK, "tools": [CLOCK], "temperature": 0, "logprobs": True}
+    (choice,) = api.chat.completions.create(**body).choices
+    assert "".join(token.token for token in choice.logprobs.content) == text
+    chunks = [chunk.choices[0] for chunk in api.chat.completions.create(**body, stream=True)]
+    told = [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content]
+    assert told == choice.logprobs.content
+
+
+def test_openais_helpers_understand_the_answers(api, models):
+    class Weather(pydantic.BaseModel):
+        city: str
+        days: int | None = None
+
+    for kind, write in WRITTEN.items():
+        says(models[kind], "Yes. " + write("Weather", city="Bern", days=2))
+        body = {"model": kind, "messages": ASK, "tools": [openai.pydantic_function_tool(Weather)]}
+        with api.chat.completions.stream(**body) as stream:
+            streamed = stream.get_final_completion()
+        for answer in (api.chat.completions.parse(**body), streamed):
+            (call,) = answer.choices[0].message.tool_calls
+            assert answer.choices[0].message.content == "Yes."
+            assert call.function.parsed_arguments == Weather(city="Bern", days=2)
 
 
 # --- the reader alone ---
@@ -556,6 +585,24 @@ def test_reasoning_comes_before_what_is_forced(random_models):
     assert possible.accepts("<think>\nHm</think>\n\n" + as_json("stop"))
 
 
+def test_tags_that_are_special_tokens_belong_to_a_call():
+    pairs = Tokenizer.from_str(BytePairEncoding.train(["some text"], 260).to_json())
+    pairs.add_special_tokens(["<tool_call>", "</tool_call>", "<|end|>"])
+    encoding = BytePairEncoding(pairs)
+    with torch.random.fork_rng():
+        model = LanguageModel(LanguageModelConfig(len(encoding), None, 1, 8, 8)).eval()
+    served = ServedModel("pairs", model, encoding, chat_template=template("json").replace("\\x03", "<|end|>"))
+    probe = Probe(served, {"tools": [STOP], "tool_choice": "required"}, "")
+    tokens = encoding.encode(as_json("stop")).tolist()
+    begin, last, end = map(pairs.token_to_id, ("<tool_call>", "</tool_call>", "<|end|>"))
+    assert (len(tokens) > 3, tokens[0], tokens[-1]) == (True, begin, last)
+    for token in tokens:
+        assert probe.constraint.allowed[token]
+        assert not probe.constraint.allowed[end]
+        probe.constraint.advance(token)
+    assert probe.constraint.allowed[end]
+
+
 def test_a_chat_without_an_end_has_one_call(random_models):
     model = ServedModel("endless", random_models["json"].plain, ByteEncoder(), chat_template="{{ tools }}<tool_call>")
     probe = Probe(model, {"tools": [STOP], "tool_choice": "required"}, prompt="")
@@ -615,26 +662,51 @@ def test_texts_as_xml_end_where_the_reader_ends_them(random_models):
 
 
 @pytest.mark.parametrize(
-    ("properties", "more", "field"),
+    ("properties", "more", "reason"),
     [
-        ({"a": {"type": "string", "maxLength": 3}}, {}, "tools.0.function.parameters.a"),
-        ({"a": {"type": "string", "pattern": "b"}}, {}, "tools.0.function.parameters.a"),
-        ({"a": {"type": ["string", "array"]}}, {}, "tools.0.function.parameters.a"),
+        ({"a": {"type": "string", "maxLength": 3}}, {}, "schema of a of f is a text with 'maxLength'"),
+        ({"a": {"type": "string", "pattern": "b"}}, {}, "a text with 'pattern'"),
+        ({"a": {"type": ["string", "array"]}}, {}, "a text, an array or an object"),
         (
             {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}},
             {},
-            "tools.0.function.parameters.a",
+            "a text with 'format'",
         ),
-        ({"a>": {"type": "integer"}}, {}, "tools.0.function.parameters"),
-        ({}, {"minProperties": 1}, "tools.0.function.parameters"),
-        ({}, {"allOf": []}, "tools.0.function.parameters"),
-        ({"a": {"type": "integer", "not": {"const": 1}}}, {}, "tools"),
+        ({"a>": {"type": "integer"}}, {}, "a parameter 'a>'"),
+        ({}, {"minProperties": 1}, "schema of f is parameters with 'minProperties'"),
+        ({}, {"allOf": []}, "'allOf'"),
+        ({"a": {"type": "integer", "not": {"const": 1}}}, {}, "Unimplemented keys"),
     ],
     ids=str,
 )
-def test_schemas_that_xml_cannot_meet_are_refused(random_models, properties, more, field):
+def test_schemas_that_xml_cannot_meet_are_refused(random_models, properties, more, reason):
     schema = {"type": "object", "properties": properties, **more}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     with pytest.raises(ApiError) as refused:
         Probe(random_models["xml"], {"tools": [tool]})
-    assert (refused.value.status, refused.value.param) == (400, field)
+    assert (refused.value.status, refused.value.param) == (400, "tools")
+    assert reason in refused.value.message
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": []},
+        {"properties": 3},
+        {"required": "a"},
+        {"required": [1]},
+        {"properties": {"a": {"enum": 3}}},
+        {"properties": {"a": {"anyOf": 3}}},
+        {"properties": {"a": {"anyOf": [3]}}},
+        {"properties": {"a": {"type": 3}}},
+        {"properties": {"a": {"type": "integer", "minimum": "b"}}},
+        {"properties": {"a": {"$ref": "file:///etc/passwd"}}},
+    ],
+    ids=str,
+)
+def test_what_is_no_schema_is_refused(random_models, kind, schema):
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    with pytest.raises(ApiError) as refused:
+        Probe(random_models[kind], {"tools": [tool]})
+    assert refused.value.status == 400

@@ -50,7 +50,7 @@ def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
         if form.calls == "json":
             rules.append(_json_rule(name, tool.name, {} if schema is None else schema))
         else:
-            rules += _xml_rules(name, tool, schema, f"tools.{index}.function.parameters")
+            rules += _xml_rules(name, tool, schema)
     end = f" ({' | '.join(map(_text, ends))})?" if ends else ""
     several = f' ("\\n" {_text(CALL)} call)*' if form.several else ""
     if form.is_forced:
@@ -86,49 +86,61 @@ def _json(schema: Any) -> str:
 
 def _json_rule(name: str, function: str, schema: dict[str, Any]) -> str:
     begin, end = f'\n{{"name": {_text(function)}, "arguments": ', f"}}\n{END_CALL}"
-    return f"{name}: {_text(begin)} {_json({'type': 'object', **schema})} {_text(end)}"
+    return f"{name}: {_text(begin)} {_json({**schema, 'type': 'object'})} {_text(end)}"
 
 
-def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None, field: str) -> list[str]:
+def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None) -> list[str]:
     """Return the rules of a call whose arguments come in the order of the schema; any arguments if it is None."""
     begin, end = _text(f"\n{FUNCTION}{tool.name}>\n"), _text(f"{END_FUNCTION}\n{END_CALL}")
     if schema is None:
         argument = f'{_text(PARAMETER)} /[A-Za-z0-9_.-]{{1,64}}/ ">\\n" value "\\n"'
         return [f"{name}: {begin} ({argument})* {end}"]
     if unknown := set(schema) - _OF_OBJECTS:
-        raise _refused(field, f"a schema with {min(unknown)!r}", "one with properties, required and types of each")
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
+        raise _refused(tool.name, f"parameters with {min(unknown)!r}", "properties, required and a schema of each")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    names = required if isinstance(required, list) else [None]
+    if not isinstance(properties, dict) or not all(isinstance(key, str) for key in names):
+        raise _refused(tool.name, "no JSON schema", "one with properties and a list of required ones")
     properties = {**properties, **{key: {} for key in required if key not in properties}}
     rules, parts = [], []
     for index, (key, of_key) in enumerate(properties.items()):
         if not _KEY.fullmatch(key):
-            raise _refused(field, f"a schema with a property {key!r}", "names without <, > and line breaks")
+            raise _refused(tool.name, f"a parameter {key!r}", "names without <, > and line breaks")
         parts.append(f"{name}_{index}{'' if key in required else '?'}")
         rules.append(
-            f"{parts[-1].rstrip('?')}: {_text(f'{PARAMETER}{key}>')} {_value(of_key, schema, f'{field}.{key}')}"
+            f"{parts[-1].rstrip('?')}: {_text(f'{PARAMETER}{key}>')} {_value(of_key, schema, f'{key} of {tool.name}')}"
         )
     return [f"{name}: {begin} {' '.join(parts)} {end}", *rules]
 
 
-def _value(schema: Any, root: dict[str, Any], field: str) -> str:
+def _value(schema: Any, root: dict[str, Any], which: str) -> str:
     """Return the rule of an argument and the tag after it."""
-    found, types = resolved(schema, root), types_of(schema, root)
-    after = _text(f"\n{END_PARAMETER}\n")
-    if isinstance(found, dict) and ("enum" in found or "const" in found):
-        values = found["enum"] if "enum" in found else [found["const"]]
+    found = {} if schema is True else resolved(schema, root)
+    several = [found.get(key, []) for key in ("anyOf", "oneOf")] if isinstance(found, dict) else [None]
+    options = [found, *(resolved(one, root) for some in several if isinstance(some, list) for one in some)]
+    if not all(isinstance(some, list) for some in several) or not all(map(_may_be_schema, options)):
+        raise _refused(which, "no JSON schema", "one")
+    types, after = types_of(schema, root), _text(f"\n{END_PARAMETER}\n")
+    values = found.get("enum", [found["const"]] if "const" in found else None)
+    if values and isinstance(values, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
     if types and "string" not in types:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return f'"\\n" {_json({**schema, **definitions})} {after}'
-    options = [found, *(resolved(one, root) for one in found.get("anyOf", found.get("oneOf", [])))] if found else []
     keywords = set().union(*options) - _NOTES - {"anyOf", "oneOf"}
     if keywords or not types <= _SCALARS:
         got = f"a text with {min(keywords)!r}" if keywords else "a text, an array or an object"
-        raise _refused(field, got, "a text without conditions")
+        raise _refused(which, got, "a text without conditions")
     return '"\\n" value "\\n"'
 
 
-def _refused(field: str, got: str, expected: str) -> ApiError:
-    hint = "the model's format of calls writes arguments one by one; leave out strict, with tool_choice 'auto'"
-    return ApiError(400, sentence(field, got, expected, hint), param=field)
+def _may_be_schema(schema: Any) -> bool:
+    return isinstance(schema, dict) and isinstance(schema.get("type", ""), (str, list))
+
+
+def _refused(which: str, got: str, expected: str) -> ApiError:
+    hint = (
+        "this model writes arguments one by one, as XML; without strict, and with tool_choice 'auto', any schema fits"
+    )
+    return ApiError(400, sentence(f"the schema of {which}", got, expected, hint), param="tools")

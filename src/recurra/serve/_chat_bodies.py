@@ -13,6 +13,8 @@ from recurra.serve._tools import AnswerForm, Tool
 
 _FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 class _TextPart(Body):
     """A part of a message."""
@@ -173,10 +175,8 @@ class ChatBody(_TemplateBody, OpenAIBody):
 
     def form(self, model: ServedModel, prompt: str) -> AnswerForm:
         """Return the form of the answer to the chat's text. Raises ApiError if the choice of tools makes no sense."""
-        tools = [
-            Tool(one.name, one.parameters or {}, bool(one.strict))
-            for one in (tool.function for tool in self.shown_tools)
-        ]
+        functions = [tool.function for tool in self.shown_tools]
+        tools = [Tool(one.name, one.parameters or _NO_PARAMETERS, bool(one.strict)) for one in functions]
         names, choice = [tool.name for tool in tools], self.tool_choice
         if len(set(names)) < len(names):
             raise _refused("tools", f"two functions named {max(names, key=names.count)!r}", "different names")

@@ -15,12 +15,12 @@ from recurra._files.reading import one_line
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
 from recurra.serve._http import ApiError
+from recurra.serve._tools import TAGS, AnswerForm
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from recurra.serve._model import ServedModel
-    from recurra.serve._tools import AnswerForm
 
 WHITESPACE = r"[ \n\t]{1,40}"
 """Between the tokens of JSON. Without an end to it, a small model may write nothing else."""
@@ -153,6 +153,8 @@ def grammar_tokenizer(name: str, tokenizer: TextEncoder | None, n_tokens: int) -
         spelled = LLTokenizer(tokenizer.to_json(), eos_token=0)  # any: it is not used for the end of a text
         special = [spelled.is_special_token(token) for token in range(n_spelled)]
         tokens = [b"" if special[token] else spelled.decode_bytes([token]) for token in range(n_spelled)]
+        for token, text in ((token, tokenizer.decode([token])) for token in range(n_spelled) if special[token]):
+            tokens[token] = text.encode() if text in TAGS else b""
         encode = spelled.tokenize_bytes
     elif isinstance(tokenizer, ByteEncoder):
         tokens, encode = [bytes([token]) for token in range(n_spelled)], list

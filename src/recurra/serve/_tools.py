@@ -20,6 +20,8 @@ THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+TAGS = (THINK, END_THINK, CALL, END_CALL)
+"""Those that tokenizers have as one token, which may be a special one."""
 
 _MOST_SPACE = 64
 """Characters of white space between tags. Without a limit, looking for the next tag would start over and over."""
