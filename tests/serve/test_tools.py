@@ -19,7 +19,7 @@ from recurra.serve._chat_bodies import ChatBody
 from recurra.serve._http import ApiError, ServeSettings
 from recurra.serve._model import ServedModel
 from recurra.serve._service import Service
-from recurra.serve._tools import AnswerForm, AnswerReader, Call, Tool
+from recurra.serve._tools import AnswerForm, AnswerReader, Call, ChatFormat, Tool
 
 from .conftest import Running
 
@@ -208,10 +208,12 @@ def test_a_call_that_is_cut_off_stays_text(api, models):
     assert (message["content"], message["tool_calls"], reason) == (text[:30], None, "length")
 
 
-def test_a_good_call_after_a_bad_one(api, models):
-    text = f"<tool_call>{{oops <tool_call>\n{as_json('clock')}"
-    message, reason = ask(api, models["json"], text, tools=[CLOCK])
-    assert (message["content"], reason) == ("<tool_call>{oops <tool_call>", "tool_calls")
+@pytest.mark.parametrize(
+    "bad", ["<tool_call>{oops <tool_call>", '<tool_call>\n{"name": "clo', '<tool_call>{"a": 1}} a']
+)
+def test_a_good_call_after_a_bad_one(api, models, bad):
+    message, reason = ask(api, models["json"], f"{bad}\n{as_json('clock')}", tools=[CLOCK])
+    assert (message["content"], reason) == (bad, "tool_calls")
     assert calls_of(message) == [("clock", {})]
 
 
@@ -357,6 +359,22 @@ def test_types_of_arguments_as_xml(text, schema, value):
 # --- prompts ---
 
 
+@pytest.mark.parametrize(
+    ("text", "calls", "reasons"),
+    [
+        ('{{- "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}" }}', "json", False),
+        ("""'<tool_call>\n{"arguments": <args-dict>, "name": <function-name>}\n</tool_call>'""", "json", False),
+        ("<think></think><tool_call>\n<function=example_function_name>\n<parameter=example>", "xml", True),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> {{ call.arguments }}", None, False),  # GLM
+        ("<minimax:tool_call>\n<invoke name=", None, False),
+        ('[TOOL_CALLS][{"name": "f", "arguments": {}}]', None, False),
+        ("<think>", None, False),
+    ],
+)
+def test_formats_are_found_in_templates(text, calls, reasons):
+    assert ChatFormat.of(text) == ChatFormat(calls, reasons)
+
+
 def test_the_prompt_is_that_of_transformers(models, server):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
     calls = [
@@ -467,7 +485,7 @@ def test_a_template_gets_no_further_with_tools(serving):
         "{{ range(999999) | list }}",
         "{{ messages[0].content.format_map(tools[0]) }}{{ '{0.__class__}'.format(tools) }}",
     ):
-        model = scripted("attack", "{# <tool_call> #}{{ tools | length }}" + attack)
+        model = scripted("attack", '{# <tool_call> "arguments" #}{{ tools | length }}' + attack)
         body = {"model": "attack", "messages": ASK, "tools": [CLOCK], "max_tokens": 1}
         answer = serving(models=[model]).client().post("/v1/chat/completions", json=body)
         assert answer.status_code == 400 or "class" not in answer.text
@@ -604,7 +622,9 @@ def test_tags_that_are_special_tokens_belong_to_a_call():
 
 
 def test_a_chat_without_an_end_has_one_call(random_models):
-    model = ServedModel("endless", random_models["json"].plain, ByteEncoder(), chat_template="{{ tools }}<tool_call>")
+    model = ServedModel(
+        "endless", random_models["json"].plain, ByteEncoder(), chat_template='{{ tools }}<tool_call>"arguments"'
+    )
     probe = Probe(model, {"tools": [STOP], "tool_choice": "required"}, prompt="")
     for token in as_json("stop").encode():
         assert not probe.constraint.is_complete

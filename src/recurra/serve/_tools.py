@@ -25,6 +25,8 @@ TAGS = (THINK, END_THINK, CALL, END_CALL)
 
 _MOST_SPACE = 64
 """Characters of white space between tags. Without a limit, looking for the next tag would start over and over."""
+_ARGUMENTS = re.compile(r'"arguments\\*"')
+"""The key in a template, within a text whose quotes may be escaped."""
 _SPACE = re.compile(rf"\s{{0,{_MOST_SPACE}}}")
 _STRUCTURE = re.compile(r'["{}\[\]<]')
 _STRING_END = re.compile(r'["\\\n]')
@@ -33,6 +35,8 @@ _NAME_SO_FAR = re.compile(r"[^<>\n]{0,200}")
 _VALUE_END = re.compile(rf"{END_PARAMETER}\s{{0,{_MOST_SPACE}}}(?={PARAMETER}|{END_FUNCTION})")
 _LONGEST_VALUE_END = len(END_PARAMETER) + _MOST_SPACE + len(END_FUNCTION)
 
+Calls = Literal["json", "xml"]
+"""The formats of calls."""
 Reasoning = Literal["none", "possible", "open"]
 """Whether an answer may begin with reasoning, or does, because the prompt ends with the tag."""
 
@@ -46,13 +50,14 @@ class ChatFormat:
         reasons: whether it has tags of reasoning.
     """
 
-    calls: Literal["json", "xml"] | None = None
+    calls: Calls | None = None
     reasons: bool = False
 
     @classmethod
     def of(cls, template: str) -> "ChatFormat":
-        calls: Literal["json", "xml"] = "xml" if FUNCTION in template else "json"
-        return cls(calls if CALL in template else None, END_THINK in template)
+        known: tuple[tuple[Calls, object], ...] = (("xml", FUNCTION in template), ("json", _ARGUMENTS.search(template)))
+        calls = next((name for name, is_there in known if is_there and CALL in template), None)
+        return cls(calls, END_THINK in template)
 
     def reasoning(self, prompt: str) -> Reasoning:
         """Return whether the answer to a prompt has reasoning."""
@@ -109,7 +114,7 @@ class AnswerForm:
     """
 
     reasoning: Reasoning = "none"
-    calls: Literal["json", "xml"] | None = None
+    calls: Calls | None = None
     tools: list[Tool] | tuple[()] = ()
     is_forced: bool = False
     several: bool = True
