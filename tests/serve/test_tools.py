@@ -168,8 +168,8 @@ def test_reasoning_that_the_prompt_has_opened(api, models, text, reasoning, cont
 
 def test_reasoning_that_is_off(api, models):
     off = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
-    message, _ = ask(api, models["thinking-json"], "Yes. <think>no", "<think>\n\n</think>\n\n", **off)
-    assert ("reasoning_content" in message, message["content"]) == (False, "Yes. <think>no")
+    message, _ = ask(api, models["thinking-json"], "<think>no</think>", "<think>\n\n</think>\n\n", **off)
+    assert ("reasoning_content" in message, message["content"]) == (False, "<think>no</think>")
     message, _ = ask(api, models["json"], "<think>no</think>")  # whose template has no such tags
     assert message["content"] == "<think>no</think>"
 
@@ -206,6 +206,8 @@ def test_a_call_that_is_cut_off_stays_text(api, models):
     text = as_json("weather", city="Basel")
     message, reason = ask(api, models["json"], text, tools=[WEATHER], max_tokens=30)
     assert (message["content"], message["tool_calls"], reason) == (text[:30], None, "length")
+    message, reason = ask(api, models["json"], f"{text}\n{text}", tools=[WEATHER], max_tokens=len(text) + 9)
+    assert (message["content"], len(message["tool_calls"]), reason) == ("<tool_ca", 1, "length")
 
 
 @pytest.mark.parametrize(
@@ -387,15 +389,17 @@ def test_the_prompt_is_that_of_transformers(models, server):
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "Hm.", "refusal": None},
         {"role": "tool", "tool_call_id": "a", "content": "sun"},
         {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "noon"}]},
+        {"role": "assistant", "content": None, "tool_calls": None, "reasoning_content": "Cut."},
+        *ASK,
     ]
     theirs = json.loads(json.dumps(messages))
-    theirs[2]["content"], theirs[4]["content"] = "", "noon"
+    theirs[2]["content"], theirs[4]["content"], theirs[5]["content"] = "", "noon", ""
     for call, arguments in zip(theirs[2]["tool_calls"], ({"city": "Zürich", "days": 2}, {})):
         call["function"]["arguments"] = arguments
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=ByteEncoder().as_byte_pairs()._tokenizer, eos_token=None
     )
-    client = server.client()
+    client, strict = server.client(), {"type": "function", "function": CLOCK["function"] | {"strict": True}}
     for name, model in models.items():
         if name == "none":
             continue
@@ -408,7 +412,7 @@ def test_the_prompt_is_that_of_transformers(models, server):
                 tokenize=False,
                 **variables,
             )
-            body = {"model": name, "messages": messages, "tools": [WEATHER, CLOCK], "chat_template_kwargs": variables}
+            body = {"model": name, "messages": messages, "tools": [WEATHER, strict], "chat_template_kwargs": variables}
             tokens = client.post("/tokenize", json=body).json()["tokens"]
             assert bytes(tokens).decode() == expected
             assert '"city": "Zürich"' in expected or "<parameter=city>\nZürich\n" in expected

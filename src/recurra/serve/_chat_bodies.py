@@ -68,14 +68,14 @@ class _AnswerMessage(_Message):
     """An answer of the model."""
 
     role: Literal["assistant"]  # type: ignore[assignment]
-    reasoning_content: Text | None = None
 
 
-class _CallingMessage(_AnswerMessage):
-    """An answer that calls tools, with or without text before the calls."""
+class _AnswerInParts(_AnswerMessage):
+    """An answer with reasoning or calls of tools, which may have no text."""
 
     content: _Content = ""
-    tool_calls: list[_ToolCall] = Field(min_length=1, max_length=1000)
+    reasoning_content: Text | None = None
+    tool_calls: list[_ToolCall] | None = Field(None, max_length=1000)
 
 
 class _ToolMessage(_Message):
@@ -87,8 +87,8 @@ class _ToolMessage(_Message):
 
 def _kind_of_message(message: Any) -> str:
     message = message if isinstance(message, dict) else {}
-    if message.get("tool_calls"):
-        return "calling"
+    if message.get("tool_calls") or message.get("reasoning_content"):
+        return "parts"
     return {"assistant": "answer", "tool": "result"}.get(str(message.get("role")), "message")
 
 
@@ -97,7 +97,7 @@ _Messages = Annotated[
         Annotated[
             Annotated[_Message, Tag("message")]
             | Annotated[_AnswerMessage, Tag("answer")]
-            | Annotated[_CallingMessage, Tag("calling")]
+            | Annotated[_AnswerInParts, Tag("parts")]
             | Annotated[_ToolMessage, Tag("result")],
             Discriminator(_kind_of_message),
         ]
@@ -148,7 +148,7 @@ class _TemplateBody(Body):
     def chat_text(self, model: ServedModel, messages: list[Any]) -> str:
         """Return the text of the chat up to the answer. Raises ApiError if the template refuses it."""
         dumped = [message.model_dump(exclude_none=True) for message in messages]
-        tools = [tool.model_dump(exclude_none=True) for tool in self.shown_tools]
+        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.shown_tools]
         return model.chat_text(dumped, tools, self.chat_template_kwargs)
 
     @property
