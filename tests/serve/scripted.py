@@ -1,5 +1,6 @@
-"""A model that says what a test tells it, byte by byte, and chat templates that call tools."""
+"""A model that says what a test tells it, byte by byte, chat templates that call tools, and tools."""
 
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,3 +108,57 @@ def says(model: ServedModel, *texts: str) -> None:
     """Set the answers of a chat, one after the other, with what the template writes after START."""
     scripts = [torch.tensor([*(text + END).encode()]) for text in texts]
     model.plain.script = nn.utils.rnn.pad_sequence(scripts, batch_first=True, padding_value=ord(END))
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "places": {"type": "array", "items": {"type": "number"}},
+        "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tell it.", "parameters": PARAMETERS}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+ASK = [{"role": "user", "content": "Rain in Zürich?"}]
+
+
+SMALL = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cat", "dog"]},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+        "size": {"$ref": "#/$defs/size"},
+        "tame": {"type": "boolean"},
+    },
+    "required": ["kind", "ages", "size"],
+    "additionalProperties": False,
+    "$defs": {"size": {"type": "integer", "minimum": 5, "maximum": 7}},
+}
+PET = {"type": "function", "function": {"name": "pet", "parameters": SMALL}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+STOP = {"type": "function", "function": {"name": "stop", "parameters": NOTHING}}
+
+
+def as_json(name: str, **arguments) -> str:
+    call = f'{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def as_xml(name: str, **arguments) -> str:
+    values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+WRITTEN = {"json": as_json, "xml": as_xml}
+
+
+def calls_of(message: dict) -> list[tuple[str, dict]]:
+    calls = message["tool_calls"] or []
+    assert len({call["id"] for call in calls}) == len(calls)
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]

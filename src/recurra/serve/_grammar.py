@@ -27,10 +27,16 @@ WHITESPACE = r"[ \n\t]{1,40}"
 _FUEL: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
 """Limits a step to 0.1 s. Most take 20 us; (a{1000}){1000} would take 15 s, and then be refused."""
 _AFTER_REASONING: dict[str, str] = {
-    "open": 'start: reasoning "\\n\\n" @rest\nreasoning[lazy]: /(.|\\n)*<\\/think>/',
-    "possible": 'start: (reasoning "\\n\\n")? @rest\nreasoning[lazy]: /<think>(.|\\n)*<\\/think>/',
+    "open": r"""
+        start: reasoning ("\n" | "\n\n")? @rest
+        reasoning[lazy]: /(.|\n)*<\/think>/
+    """,
+    "possible": r"""
+        start: (reasoning ("\n" | "\n\n")?)? @rest
+        reasoning[lazy]: /<think>(.|\n)*<\/think>/
+    """,
 }
-"""Grammars of an answer that begins with reasoning, or may begin with it."""
+"""Grammars of an answer that begins with reasoning, or may begin with it. Models differ in the lines after it."""
 
 
 class Lark(str):
