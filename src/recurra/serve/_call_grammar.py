@@ -57,18 +57,8 @@ def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
         start = f"{_text(CALL)} call{several}{end}"
     else:
         start = "(before call)* text" if form.several else "before call | text"
-    return Lark(
-        "\n".join(
-            [
-                f"start: {start}",
-                "text: /(.|\\n)*/",
-                f"before[lazy]: /(.|\\n)*{CALL}/",
-                f"value[lazy]: /(.|\\n)*{END_PARAMETER.replace('/', chr(92) + '/')}/",
-                f"call: {' | '.join(names)}",
-                *rules,
-            ]
-        )
-    )
+    own = [f"start: {start}", r"text: /(.|\n)*/", f"before[lazy]: /(.|\\n)*{CALL}/", f"call: {' | '.join(names)}"]
+    return Lark("\n".join([*own, r"value[lazy]: /(.|\n)*<\/parameter>/", *rules]))
 
 
 def _text(text: str) -> str:
