@@ -114,6 +114,8 @@ def test_tags_that_are_special_tokens_belong_to_a_call():
         assert not probe.constraint.allowed[end]
         probe.constraint.advance(token)
     assert probe.constraint.allowed[end]
+    probe.constraint.advance(end)
+    assert not probe.constraint.error
 
 
 def test_a_chat_without_an_end_has_one_call(random_models):
