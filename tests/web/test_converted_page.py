@@ -1,4 +1,4 @@
-"""The explorer's page on published hybrids: the gates of their recurrent layers, beside attention without any."""
+"""The explorer's page on published hybrids: the gates of their recurrent layers, and a state that grows."""
 
 import re
 
@@ -10,6 +10,7 @@ from tests.web.explorer import gate_colours, open_explorer, pane, read, wait_for
 
 from recurra.serve._http import ServeSettings
 from recurra.serve._service import Service
+from recurra.state import n_bytes
 
 
 @torch.no_grad()
@@ -24,7 +25,7 @@ def first_gates(model: Converted, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("family", "weights"), [("qwen", "float32"), ("granite", "float32"), ("granite", "int8")])
-def test_gates_of_recurrent_layers(family, weights, tmp_path, page):
+def test_gates_and_memory(family, weights, tmp_path, page):
     model = Converted(family, weights, tmp_path)
     tokens = model.served.encode(TEXT, is_first=True)
     with Running(Service([model.served], ServeSettings(), threads=1)) as running:
@@ -33,6 +34,10 @@ def test_gates_of_recurrent_layers(family, weights, tmp_path, page):
         wait_for(page, len(tokens))
         assert gate_colours(page) > 20
         assert f" of {len(LAYERS[family])} layers " in page.get_attribute(f"{pane()} .gates-canvas", "aria-label")
+        states = model.served.read(torch.tensor([tokens]), [model.served.start.model_state])[1]
+        number, unit = page.inner_text(f"{pane()} .of-state dd").split()
+        assert page.inner_text(f"{pane()} .of-state dt") == "state"  # not a constant one: its attention layers remember
+        assert float(number) * {"B": 1, "kB": 1e3}[unit] == pytest.approx(n_bytes(states[0]), rel=0.02)
         for place in (0, 7, len(tokens) - 1):
             page.click(f"{pane()} .token >> nth={place}")
             wait_until_drawn(page)

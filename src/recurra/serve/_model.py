@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -23,6 +24,7 @@ from recurra.data.tokenizers import TextEncoder
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.steps import CompiledStep, TracedStep, prepare, recorded_rows
+from recurra.mixers.base import Dim
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError
@@ -270,6 +272,17 @@ class ServedModel:
             x = torch.zeros(1, 1, int(self.config.d_model), dtype=dtype)
             return int(transition_of(mixer, x)[0].shape[-1])
 
+    @cached_property
+    def state_growth(self) -> list[dict[str, int | None]]:
+        """The bytes that each token adds to the state after the first, up to a number of tokens; None for no end."""
+        mixers = [block.mixer for block in getattr(self.plain, "blocks", ()) if hasattr(block, "mixer")]
+        growth: dict[int | None, int] = {}
+        for spec in (spec for mixer in mixers for spec in getattr(mixer, "state_layout", ())):
+            for dim in (size for size in getattr(spec, "shape", ()) if isinstance(size, Dim)):
+                each = 4 * prod(size for size in spec.shape if isinstance(size, int))
+                growth[dim.most] = growth.get(dim.most, 0) + each
+        return [{"bytes": each, "tokens": most} for most, each in growth.items()]
+
     @property
     def cache_bytes_per_token(self) -> int:
         """Size of a float16 key-value cache for one token, with the same number of layers and channels."""
@@ -290,6 +303,7 @@ class ServedModel:
             "layers": self._size("n_layer"),
             "width": self._size("d_model"),
             "state_bytes": self.state_bytes,
+            "state_growth": self.state_growth,
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
         }
