@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from tests.serve.scripted import PARAMETERS, WRITTEN, as_xml
+from tests.serve.scripted import PARAMETERS, WRITTEN, as_xml, scripted
 
 from recurra.serve._tools import AnswerForm, AnswerReader, Call, ChatFormat, Tool
 
@@ -106,3 +106,12 @@ def test_types_of_arguments_as_xml(text, schema, value):
 )
 def test_formats_are_found_in_templates(text, calls, reasons):
     assert ChatFormat.of(text) == ChatFormat(calls, reasons)
+
+
+def test_tools_are_found_where_a_template_may_set_them_itself():
+    """As Granite 4 does."""
+    start = "{% if available_tools is defined %}{% set tools = available_tools %}{% endif %}"
+    text = start + """{% if tools %}{{ '<tool_call>{\\"arguments\\": ...}' + tools | tojson }}{% endif %}"""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    expected = '<tool_call>{"arguments": ...}' + json.dumps(tools)
+    assert scripted("granite", text).chat_text([], tools) == expected
