@@ -16,6 +16,7 @@ from recurra.convert.published.folder import from_huggingface
 from recurra.serve._app import _load_model
 from recurra.serve._http import ServeSettings
 from recurra.serve._service import Service
+from recurra.state import n_bytes
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 from recurra.train.formats import convert_model
@@ -147,6 +148,16 @@ def test_a_chat_ends_at_the_model_s_own_tokens(converted, client, end):
     assert choice["finish_reason"] == "length"
 
 
+def test_a_constrained_chat_ends_at_the_model_s_own_tokens_too(converted, client):
+    pytest.importorskip("llguidance")
+    form = {"structured_outputs": {"regex": "[0-9]+"}, "logit_bias": {1: 100}}
+    (choice,) = converted.chat(client, **form)["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"].isdigit()) == ("stop", True)
+    body = {"model": "run", "prompt": TEXT, "max_tokens": 6, "temperature": 0, **form}
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert (choice["finish_reason"], choice["text"].isdigit()) == ("length", True)
+
+
 def test_a_known_beginning_is_not_read_again(converted, client):
     first, again = converted.chat(client), converted.chat(client)
     assert again["choices"] == first["choices"]
@@ -188,6 +199,20 @@ def test_the_gates_are_the_decays_of_its_recurrent_layers(converted, client):
         assert len(found) == layers[first]
         close = 1 if converted.served.weights == "float32" else 12
         assert (found[:n_heads] - 255 * expected).abs().max() <= close
+
+
+def test_the_state_grows_as_described(converted, client):
+    (model,) = client.get("/v1/models").json()["data"]
+    growth = model["recurra"]["state_growth"]
+    assert growth
+    tokens = converted.served.encode(TEXT, is_first=True)
+    for n in (1, 2, 40):
+        state = converted.served.read(torch.tensor([tokens[:n]]), [converted.served.start.model_state])[1][0]
+        more = sum(each["bytes"] * max(0, min(n, each["tokens"] or n) - 1) for each in growth)
+        assert n_bytes(state) == model["recurra"]["state_bytes"] + more
+    client.post("/v1/sessions", json={"name": "grown"})
+    client.post("/v1/sessions/grown/feed", json={"tokens": tokens[:41]})  # of which the last is not read yet
+    assert client.get("/v1/sessions/grown").json()["state_bytes"] == n_bytes(state)
 
 
 def test_the_template_goes_back_with_the_model(converted, tmp_path):

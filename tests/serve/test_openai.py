@@ -8,11 +8,13 @@ import openai
 import pytest
 import torch
 
-from recurra.serve._bodies import ChatBody, CompletionBody
+from recurra.serve._bodies import CompletionBody
+from recurra.serve._chat_bodies import ChatBody
 from recurra.serve._http import ApiError
 from recurra.serve._model import ServedModel
 from recurra.serve._openai import _Chat, _Completion
 from recurra.serve._requests import EndEvent, Request, TokenEvent
+from recurra.serve._tools import AnswerForm
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -354,7 +356,7 @@ def answer(request, models):
     request_ = Request(served, served.start, [1], [asking(5), asking(5)])
     if request.param == "completion":
         return _Completion([request_], CompletionBody(model="letters", prompt="a", n=2))
-    return _Chat([request_], ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2))
+    return _Chat([request_], ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2), AnswerForm())
 
 
 def test_what_came_at_once_goes_out_at_once(answer, models):

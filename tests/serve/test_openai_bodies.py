@@ -52,6 +52,7 @@ NEUTRAL_CHATS = [
     {"verbosity": "low"},
     {"tool_choice": "none"},
     {"tool_choice": "auto", "tools": []},
+    {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "f"}}]},
     {"function_call": "none", "functions": []},
     {"modalities": ["text"]},
     {"presence_penalty": 0, "frequency_penalty": 0},
@@ -97,7 +98,6 @@ PICTURE = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"u
     ("extra", "param"),
     [
         ({"tools": [TOOL]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -112,7 +112,10 @@ PICTURE = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"u
         ({"temperature": True}, "temperature"),
         ({"model": None}, "model"),
         ({"messages": [{"role": "user", "content": PICTURE}]}, "messages.0.content.1.type"),
-        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [TOOL]}]}, "messages.0.tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [TOOL]}]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
         ({"stream_options": {"other": True}}, "stream_options.other"),
     ],

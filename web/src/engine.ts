@@ -15,7 +15,10 @@ export interface Model {
   name: string;
   task: Task;
   weights: string;
+  /** After the first token. */
   stateBytes: number;
+  /** What each further token adds, up to a number of tokens, or without end. */
+  stateGrowth: { bytes: number; tokens: number | null }[];
   /** Of a Transformer with as many layers and channels, in float16. */
   cacheBytesPerToken: number;
   gates: GateLayer[];

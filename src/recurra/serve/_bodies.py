@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,10 +21,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from recurra.checks import sentence
+from recurra.serve._call_grammar import calls_grammar
 from recurra.serve._grammar import Constraint, compile_grammar
 from recurra.serve._http import ApiError
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import Request, TokenDetails
+from recurra.serve._tools import AnswerForm
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
 
@@ -47,10 +48,10 @@ def _as_list(stop: Any) -> list[Any]:
 
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Tokens = Annotated[list[_Token], Field(max_length=_MOST_TOKENS)]
-_MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 _Name = Annotated[str, Field(pattern=NAME)]
 _Position = Annotated[int, Field(ge=0, lt=2**53)]
-_Text = Annotated[str, Field(max_length=4 * 2**20)]
+Text = Annotated[str, Field(max_length=4 * 2**20)]
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 _Stops = Annotated[list[_Stop], Field(max_length=16), BeforeValidator(_as_list)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -63,7 +64,7 @@ _ANYTHING = object()
 _NEUTRAL = [
     (value, frozenset(names.split()))
     for value, names in (
-        (_ANYTHING, "cache_control metadata parallel_tool_calls prediction prompt_cache_breakpoint prompt_cache_key"),
+        (_ANYTHING, "cache_control metadata prediction prompt_cache_breakpoint prompt_cache_key"),
         (_ANYTHING, "prompt_cache_options prompt_cache_retention reasoning_effort safety_identifier service_tier"),
         (_ANYTHING, "store user verbosity"),
         (0, "dry_multiplier dynatemp_range min_tokens mirostat top_a xtc_probability"),
@@ -76,8 +77,8 @@ _NEUTRAL = [
         (["text"], "modalities"),
         ({}, "chat_template_kwargs"),
         ("", "suffix"),
-        ("auto", "function_call tool_choice"),
-        ("none", "function_call tool_choice"),
+        ("auto", "function_call"),
+        ("none", "function_call"),
     )
 ]
 """Values that ask for nothing, and the fields for which they do. Such a field need not be supported."""
@@ -87,7 +88,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
     return value is None or any(name in names and neutral in (_ANYTHING, value) for neutral, names in _NEUTRAL)
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """A body whose unknown fields are refused, unless they ask for nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -107,7 +108,7 @@ class _Body(BaseModel):
         }
 
 
-class _JsonSchema(_Body):
+class _JsonSchema(Body):
     """A schema that the text must fulfil."""
 
     definition: dict[str, Any] = Field(alias="schema")
@@ -116,7 +117,7 @@ class _JsonSchema(_Body):
     strict: bool = Field(True, description="no meaning here: the text always fulfils the schema")
 
 
-class _ResponseFormat(_Body):
+class _ResponseFormat(Body):
     """The form of the text, as OpenAI writes it."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -132,13 +133,13 @@ class _ResponseFormat(_Body):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class _StructuredOutputs(_Body):
+class _StructuredOutputs(Body):
     """The form of the text, as vLLM writes it."""
 
     grammar: str = Field(alias="regex", min_length=1, max_length=10_000)
 
 
-class _SamplingBody(_Body):
+class _SamplingBody(Body):
     """How tokens are chosen."""
 
     response_format: _ResponseFormat | None = None
@@ -173,20 +174,27 @@ class _SamplingBody(_Body):
             for choice in range(n)
         ]
 
-    async def constraint(self, model: ServedModel) -> Constraint | None:
-        """Compile what the text must fulfil, in another thread. Raises ApiError if that fails."""
+    async def constraint(self, model: ServedModel, form: AnswerForm | None = None) -> Constraint | None:
+        """Compile what the text must fulfil, in another thread. Raises ApiError if that fails.
+
+        form: of a chat's answer.
+        """
         asked = {"response_format": self.response_format, "structured_outputs": self.structured_outputs}
-        grammars = {name: form.grammar for name, form in asked.items() if form is not None}
-        if len(grammars) > 1 and None not in grammars.values():
+        grammars: dict[str, Any] = {name: one.grammar for name, one in asked.items() if one is not None}
+        grammars = {name: grammar for name, grammar in grammars.items() if grammar is not None}
+        if len(grammars) > 1:
             message = "response_format and structured_outputs are both given; expected one of them"
             raise ApiError(400, message, param="structured_outputs")
+        if form is not None:
+            form.require_no_tools(*grammars)
+            calls = calls_grammar(form, model.spelled_chat_ends)
+            grammars |= {} if calls is None else {"tools": calls}
         for name, grammar in grammars.items():
-            if grammar is not None:
-                return await asyncio.to_thread(compile_grammar, model, name, grammar)
+            return await asyncio.to_thread(compile_grammar, model, name, grammar, form)
         return None
 
 
-class _StreamOptions(_Body):
+class _StreamOptions(Body):
     """What a stream reports beside the text."""
 
     include_usage: bool = False
@@ -214,9 +222,9 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 _Prompt = Annotated[
-    Annotated[_Text, Tag("text")]
+    Annotated[Text, Tag("text")]
     | Annotated[_Tokens, Tag("tokens")]
-    | Annotated[list[_Text], Field(max_length=_MOST_PROMPTS), Tag("texts")]
+    | Annotated[list[Text], Field(max_length=_MOST_PROMPTS), Tag("texts")]
     | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS), Tag("lists")],
     Discriminator(_kind_of_prompt),
 ]
@@ -237,68 +245,24 @@ class CompletionBody(OpenAIBody):
         return self.prompt if _kind_of_prompt(self.prompt) in ("texts", "lists") else [self.prompt]
 
 
-class _TextPart(_Body):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: _Text
-
-
-_Content = Annotated[
-    Annotated[_Text, Tag("text")] | Annotated[list[_TextPart], Tag("parts")],
-    Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
-    AfterValidator(lambda content: content if isinstance(content, str) else "\n".join(part.text for part in content)),
-]
-
-
-class _Message(_Body):
-    """One message of a chat. Parts of its content become lines of one text."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: _Content
-    name: str | None = Field(None, max_length=1000)
-
-
-_Messages = Annotated[list[_Message], Field(min_length=1, max_length=1000)]
-
-
-class ChatBody(OpenAIBody):
-    """Continue a chat."""
-
-    messages: _Messages
-    max_tokens: _MaxTokens | None = None
-    max_completion_tokens: _MaxTokens | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-
-
-class TokenizeBody(_Body):
-    """Turn a text, or a chat, into tokens."""
-
-    model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
-    prompt: _Text | None = None
-    messages: _Messages | None = None
-    add_special_tokens: bool = Field(True, description="with the tokens that the model's texts begin with")
-
-
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """Turn tokens into text."""
 
     model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
     tokens: _Tokens
 
 
-class OpenBody(_Body):
+class OpenBody(Body):
     """Open a session."""
 
     model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
     name: _Name | None = Field(None, description="drawn at random by default")
 
 
-class DetailsBody(_Body):
+class DetailsBody(Body):
     """What to read first, and what to report about each token."""
 
-    text: _Text | None = None
+    text: Text | None = None
     tokens: _Tokens | None = None
     surprise: bool = Field(True, description="its log-probability")
     alternatives: int = Field(0, ge=0, le=20, description="this many of the likeliest tokens in its place")
@@ -321,18 +285,18 @@ class FeedBody(DetailsBody):
 class GenerateBody(DetailsBody, _SamplingBody):
     """Let a session write; with a text or tokens, it reads them first."""
 
-    max_tokens: _MaxTokens = 100
+    max_tokens: MaxTokens = 100
     stream: bool = True
 
 
-class ForkBody(_Body):
+class ForkBody(Body):
     """Open a session that continues from a position of another."""
 
     name: _Name | None = None
     position: _Position | None = Field(None, description="after this many tokens; the end by default")
 
 
-class RewindBody(_Body):
+class RewindBody(Body):
     """Go back to a position."""
 
     position: _Position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,32 @@ from recurra._files.reading import one_line
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
 from recurra.serve._http import ApiError
+from recurra.serve._tools import TAGS, AnswerForm
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from recurra.serve._model import ServedModel
 
-_WHITESPACE = r"[ \n\t]{1,40}"
+WHITESPACE = r"[ \n\t]{1,40}"
 """Between the tokens of JSON. Without an end to it, a small model may write nothing else."""
 _FUEL: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
 """Limits a step to 0.1 s. Most take 20 us; (a{1000}){1000} would take 15 s, and then be refused."""
+_AFTER_REASONING: dict[str, str] = {
+    "open": r"""
+        start: reasoning ("\n" | "\n\n")? @rest
+        reasoning[lazy]: /(.|\n)*<\/think>/
+    """,
+    "possible": r"""
+        start: (reasoning ("\n" | "\n\n")?)? @rest
+        reasoning[lazy]: /<think>(.|\n)*<\/think>/
+    """,
+}
+"""Grammars of an answer that begins with reasoning, or may begin with it. Models differ in the lines after it."""
+
+
+class Lark(str):
+    """A grammar in llguidance's dialect of Lark."""
 
 
 class Constraint:
@@ -32,10 +49,11 @@ class Constraint:
     Args:
         matcher: the grammar, at the start of the text.
         n_tokens: tokens of the model.
+        ends: tokens that may come where the text is complete; they end it.
     """
 
-    def __init__(self, matcher: LLMatcher, n_tokens: int) -> None:
-        self._matcher, self._n_tokens = matcher, n_tokens
+    def __init__(self, matcher: LLMatcher, n_tokens: int, ends: Sequence[int] = ()) -> None:
+        self._matcher, self._n_tokens, self._ends = matcher, n_tokens, list(ends)
         self._look_ahead()
 
     def copy(self) -> Constraint:
@@ -46,14 +64,18 @@ class Constraint:
 
     def advance(self, token: int) -> None:
         """Take the next token of the text."""
-        self._matcher.consume_token(token)
-        self._look_ahead()
+        if token not in self._ends or not self._matcher.is_accepting():
+            self._matcher.consume_token(token)
+            self._look_ahead()
 
     def _look_ahead(self) -> None:
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         bits = np.unpackbits(mask, count=self._n_tokens, bitorder="little")  # all but the last, the end of the text
+        is_accepting = self._matcher.is_accepting()
+        self.is_complete = not bits.any() and is_accepting
+        if is_accepting and self._ends:
+            bits[self._ends] = 1
         self.allowed = torch.from_numpy(bits.view(np.bool_))
-        self.is_complete = not bits.any() and self._matcher.is_accepting()
 
     @property
     def error(self) -> str:
@@ -71,19 +93,34 @@ def restrict(logits: Tensor, constraints: Sequence[Constraint | None]) -> Tensor
     return logits
 
 
-def compile_grammar(model: ServedModel, field: str, grammar: str | dict[str, Any]) -> Constraint:
-    """Compile a regular expression, or a JSON schema, that the body's `field` has. Raises ApiError if that fails."""
+def compile_grammar(
+    model: ServedModel,
+    field: str,
+    grammar: str | dict[str, Any] | Lark,
+    form: AnswerForm | None = None,
+) -> Constraint:
+    """Compile a regular expression, a JSON schema, or a grammar, that the body's `field` has.
+
+    form: of a chat's answer, which may begin with reasoning and ends with tokens of the chat. Raises ApiError if the
+    grammar cannot be compiled.
+    """
     try:
         from llguidance import LLMatcher, LLParserLimits
     except ImportError as error:
         hint = f'{error.name} is missing on this server: pip install "recurra[serve]"'
         raise ApiError(501, sentence(field, "a grammar", "none", hint), param=field) from error
-    if isinstance(grammar, str):
+    if isinstance(grammar, Lark):
+        text = json.dumps({"grammars": [{"lark_grammar": grammar}]})
+    elif isinstance(grammar, str):
         text = LLMatcher.grammar_from_regex(grammar)
     else:
-        text = LLMatcher.grammar_from_json_schema(grammar, defaults={"whitespace_pattern": _WHITESPACE})
+        text = LLMatcher.grammar_from_json_schema(grammar, defaults={"whitespace_pattern": WHITESPACE})
+    if form is not None and (before := _AFTER_REASONING.get(form.reasoning)):
+        (rest,) = json.loads(text)["grammars"]
+        text = json.dumps({"grammars": [{"lark_grammar": before}, rest | {"name": "rest"}]})
     limits = LLParserLimits(verbose_errors=False, **_FUEL)
-    constraint = Constraint(LLMatcher(model.grammar_tokenizer, text, log_level=0, limits=limits), model.vocabulary)
+    matcher = LLMatcher(model.grammar_tokenizer, text, log_level=0, limits=limits)
+    constraint = Constraint(matcher, model.vocabulary, () if form is None else model.chat_end_tokens)
     reason = constraint.error
     if reason in ("", "NoExtensionBias") and not constraint.allowed.any():
         reason = "no text of this model's tokens, but for the empty one, matches it"
@@ -122,6 +159,8 @@ def grammar_tokenizer(name: str, tokenizer: TextEncoder | None, n_tokens: int) -
         spelled = LLTokenizer(tokenizer.to_json(), eos_token=0)  # any: it is not used for the end of a text
         special = [spelled.is_special_token(token) for token in range(n_spelled)]
         tokens = [b"" if special[token] else spelled.decode_bytes([token]) for token in range(n_spelled)]
+        for token, text in ((token, tokenizer.decode([token])) for token in range(n_spelled) if special[token]):
+            tokens[token] = text.encode() if text in TAGS else b""
         encode = spelled.tokenize_bytes
     elif isinstance(tokenizer, ByteEncoder):
         tokens, encode = [bytes([token]) for token in range(n_spelled)], list

@@ -5,11 +5,14 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined, Template, TemplateError
+from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Assign, Impossible, List, Name, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,9 +24,11 @@ from recurra.data.tokenizers import TextEncoder
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.steps import CompiledStep, TracedStep, prepare, recorded_rows
+from recurra.mixers.base import Dim
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError
+from recurra.serve._tools import ChatFormat
 from recurra.state import batch, n_bytes, split
 from recurra.streams.continuation import TextPieces, encode_first, first_tokens
 from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
@@ -36,6 +41,10 @@ if TYPE_CHECKING:
 
 _FEW = 4
 """Tokens of several prompts that steps may read; of more, compiled prompts are as fast."""
+_OWN_VARIABLES = {"messages", "tools", "documents", "bos_token", "eos_token", "eos_tokens", "add_generation_prompt"}
+_OWN_VARIABLES |= {"raise_exception", "strftime_now", *DEFAULT_NAMESPACE}
+"""Variables of chat templates that no request sets."""
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
 class StreamState(NamedTuple):
@@ -175,17 +184,52 @@ class ServedModel:
             raise ApiError(400, sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
         return tokens
 
-    def chat_text(self, messages: list[dict[str, str]]) -> str:
-        if self.chat_template is None:
+    def chat_text(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        """Return the text of a chat up to the answer, as transformers' `apply_chat_template` makes it.
+
+        variables: others that the template reads. Raises ApiError if the template refuses all this, or knows no tools.
+        """
+        if self._template is None:
             message = f"{self.name} has no chat template; expected a model with one: use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="model")
+        names = self._template_variables
+        if tools and not ("tools" in names and self.chat_format.calls):
+            why = "calls tools in no format that is known here" if "tools" in names else "knows no tools"
+            expected = f"none: the chat template of {self.name} {why}"
+            raise ApiError(400, sentence("tools", f"a list of {len(tools)}", expected), param="tools")
+        if unknown := next((name for name in variables or () if name not in names - _OWN_VARIABLES), None):
+            known = ", ".join(sorted(names - _OWN_VARIABLES)) or "none"
+            message = sentence("chat_template_kwargs", f"with {unknown!r}", f"variables of the chat template: {known}")
+            raise ApiError(400, message, param="chat_template_kwargs")
         try:
-            unknown = StrictUndefined("it uses eos_token, which a run does not name: write it into the template itself")
-            template = _template_environment().from_string(self.chat_template)
-            known = {"messages": messages, "bos_token": "", "eos_token": unknown, "tools": None, "documents": None}
-            return template.render(known, add_generation_prompt=True)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            unnamed = StrictUndefined("it uses eos_token, which a run does not name: write it into the template itself")
+            own = {"messages": messages, "bos_token": "", "eos_token": unnamed, "tools": tools or None}
+            return self._template.render({**(variables or {}), **own}, documents=None, add_generation_prompt=True)
+        except _TEMPLATE_ERRORS as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+
+    @cached_property
+    def _template(self) -> Template | None:
+        if self.chat_template is None:
+            return None
+        try:
+            return _template_environment().from_string(self.chat_template)
+        except _TEMPLATE_ERRORS as error:
+            raise ApiError(400, f"the chat template cannot be used: {error}", param="model") from error
+
+    @cached_property
+    def _template_variables(self) -> set[str]:
+        return find_undeclared_variables(_template_environment().parse(self.chat_template or ""))
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """What the template says about answers."""
+        return ChatFormat.of(self.chat_template or "")
 
     @cached_property
     def chat_ends(self) -> list[str]:
@@ -198,6 +242,17 @@ class ServedModel:
         except Impossible:
             return []
         return [end for end in ends if isinstance(end, str) and end]
+
+    @cached_property
+    def chat_end_tokens(self) -> list[int]:
+        """Those of the texts that end an answer that are one token each."""
+        encoded = [self.encode(end, is_first=False) for end in self.chat_ends]
+        return [tokens[0] for tokens in encoded if len(tokens) == 1]
+
+    @cached_property
+    def spelled_chat_ends(self) -> list[str]:
+        """The others."""
+        return [end for end in self.chat_ends if len(self.encode(end, is_first=False)) > 1]
 
     @cached_property
     def grammar_tokenizer(self) -> "LLTokenizer":
@@ -216,6 +271,17 @@ class ServedModel:
             dtype = like.dtype if like.is_floating_point() else torch.float32  # int8 weights take float32
             x = torch.zeros(1, 1, int(self.config.d_model), dtype=dtype)
             return int(transition_of(mixer, x)[0].shape[-1])
+
+    @cached_property
+    def state_growth(self) -> list[dict[str, int | None]]:
+        """The bytes that each token adds to the state after the first, up to a number of tokens; None for no end."""
+        mixers = [block.mixer for block in getattr(self.plain, "blocks", ()) if hasattr(block, "mixer")]
+        growth: dict[int | None, int] = {}
+        for spec in (spec for mixer in mixers for spec in getattr(mixer, "state_layout", ())):
+            for dim in (size for size in getattr(spec, "shape", ()) if isinstance(size, Dim)):
+                each = 4 * prod(size for size in spec.shape if isinstance(size, int))
+                growth[dim.most] = growth.get(dim.most, 0) + each
+        return [{"bytes": each, "tokens": most} for most, each in growth.items()]
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -237,6 +303,7 @@ class ServedModel:
             "layers": self._size("n_layer"),
             "width": self._size("d_model"),
             "state_bytes": self.state_bytes,
+            "state_growth": self.state_growth,
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
         }

@@ -15,21 +15,21 @@ from fastapi import APIRouter, Response
 
 from recurra.checks import sentence
 from recurra.serve._bodies import (
-    ChatBody,
     CompletionBody,
     DetokenizeBody,
     OpenAIBody,
-    TokenizeBody,
     encode,
     require_collectable,
     require_generation,
     require_tokens,
 )
+from recurra.serve._chat_bodies import ChatBody, TokenizeBody
 from recurra.serve._http import ApiError, request_failed
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
 from recurra.serve._service import By, Caller, Service
 from recurra.serve._streaming import message, respond
+from recurra.serve._tools import AnswerForm, AnswerReader, Call
 from recurra.streams.continuation import start_of
 
 router = APIRouter(tags=["openai"])
@@ -84,17 +84,15 @@ async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     if body.top_logprobs and not body.logprobs:
         message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
         raise ApiError(400, message, param="top_logprobs")
-    (prompt,) = await encode(served, _chat_text(served, body))
+    text = body.chat_text(served, body.messages)
+    form = body.form(served, text)
+    (prompt,) = await encode(served, text)
     body.stop = [*body.stop, *served.chat_ends]
     max_tokens = body.max_completion_tokens or body.max_tokens or min(_DEFAULT_TOKENS, by.service.settings.max_tokens)
     by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
     details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
-    requests = await _requests(by, served, [prompt], body, max_tokens, details)
-    return await _answer(client, by.service, _Chat(requests, body))
-
-
-def _chat_text(served: ServedModel, body: ChatBody | TokenizeBody) -> str:
-    return served.chat_text([message.model_dump(exclude_none=True) for message in body.messages or ()])
+    requests = await _requests(by, served, [prompt], body, max_tokens, details, form)
+    return await _answer(client, by.service, _Chat(requests, body, form))
 
 
 @router.post("/tokenize")
@@ -103,7 +101,7 @@ async def _tokenize(body: TokenizeBody, by: By) -> dict[str, Any]:
     served = by.service.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt and messages are both given, or neither; expected one of them", param="prompt")
-    text = _chat_text(served, body) if body.prompt is None else body.prompt
+    text = body.chat_text(served, body.messages or []) if body.prompt is None else body.prompt
     (tokens,) = await encode(served, text, is_first=body.add_special_tokens)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": by.service.settings.max_tokens}
 
@@ -124,6 +122,7 @@ async def _requests(
     body: OpenAIBody,
     max_tokens: int,
     details: TokenDetails,
+    form: AnswerForm | None = None,
 ) -> list[Request]:
     """Make the requests of the prompts. Those without tokens begin as a text does."""
     require_generation(served)
@@ -133,7 +132,7 @@ async def _requests(
         several = ("prompt", f"a list of {len(prompts)}, with {body.n} texts for each")
         name, got = ("n", body.n) if len(prompts) == 1 else several
         raise ApiError(400, sentence(name, got, f"at most {most} at once"), param=name)
-    constraint, made = await body.constraint(served), []
+    constraint, made = await body.constraint(served, form), []
     for index, prompt in enumerate(prompts):
         require_tokens(served, prompt=prompt)
         configs = body.configs(served, max_tokens, body.n) if max_tokens else []
@@ -159,6 +158,8 @@ class _Delta:
     text: str = ""
     tokens: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
 
 
 class _Answer:
@@ -202,6 +203,8 @@ class _Answer:
             for delta in self._deltas(some):
                 choice = choices[delta.choice]
                 choice.text += delta.text
+                choice.reasoning += delta.reasoning
+                choice.calls += delta.calls
                 choice.tokens += delta.tokens
                 choice.finish_reason = delta.finish_reason or choice.finish_reason
         if any(choice.finish_reason == "error" for choice in choices):
@@ -317,14 +320,42 @@ class _Chat(_Answer):
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, requests: list[Request], body: ChatBody, form: AnswerForm) -> None:
+        super().__init__(requests, body)
+        self._readers = [] if form.is_plain else [AnswerReader(form) for _ in range(self._n_choices)]
+
     def choice(self, delta: _Delta) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": delta.text}}
+        beside = {"reasoning_content": delta.reasoning, "tool_calls": [call.json() for call in delta.calls]}
+        beside = {name: value for name, value in beside.items() if value}
+        return {"message": {"role": "assistant", "content": delta.text or (None if beside else ""), **beside}}
 
     def chunk(self, delta: _Delta) -> dict[str, Any]:
         """Return what is new of the message; a delta without anything is the opening."""
-        if not delta.text and not delta.tokens and delta.finish_reason is None:
+        if delta == _Delta(delta.choice):
             return {"delta": {"role": "assistant", "content": ""}}
-        return {"delta": {"content": delta.text} if delta.text else {}}
+        calls = [piece for call in delta.calls for piece in call.deltas()]
+        fields = {"content": delta.text, "reasoning_content": delta.reasoning, "tool_calls": calls}
+        return {"delta": {name: value for name, value in fields.items() if value}}
+
+    def _deltas(self, events: list[Event]) -> list[_Delta]:
+        deltas = super()._deltas(events)
+        return [part for delta in deltas for part in self._parts(delta)] if self._readers else deltas
+
+    def _parts(self, delta: _Delta) -> list[_Delta]:
+        """Take a delta apart: its tokens come first, its end last."""
+        choice, reader = delta.choice, self._readers[delta.choice]
+        parts = [_Delta(choice, tokens=delta.tokens)] if delta.tokens else []
+        for piece in reader.add(delta.text, is_last=delta.finish_reason is not None):
+            if isinstance(piece, Call):
+                parts.append(_Delta(choice, calls=[piece]))
+            elif piece.is_reasoning:
+                parts.append(_Delta(choice, reasoning=piece.text))
+            else:
+                parts.append(_Delta(choice, piece.text))
+        if delta.finish_reason is not None:
+            reason = "tool_calls" if delta.finish_reason == "stop" and reader.n_calls else delta.finish_reason
+            parts.append(_Delta(choice, finish_reason=reason))
+        return parts
 
     def opening(self) -> list[_Delta]:
         return [_Delta(choice) for choice in range(self._n_choices)]

@@ -28,6 +28,7 @@ from recurra.serve._service import By, Caller
 from recurra.serve._sessions import CHECKPOINT_EVERY, Session
 from recurra.serve._store import WRITTEN, SessionInfo
 from recurra.serve._streaming import message, respond, unless_gone
+from recurra.state import n_bytes
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
@@ -108,7 +109,7 @@ async def _rewind(client: fastapi.Request, session: _Named, body: RewindBody, by
 def _session_json(session: Session) -> dict[str, Any]:
     model, position = session.model, session.state.position
     info = SessionInfo(session.name, model.name, session.created, session.used, position)
-    sizes = {"state_bytes": model.state_bytes, "cache_bytes": model.cache_bytes_per_token * position}
+    sizes = {"state_bytes": n_bytes(session.state.model_state), "cache_bytes": model.cache_bytes_per_token * position}
     return _info_json(info, model.name) | sizes
 
 

@@ -73,6 +73,7 @@ async function loadModel(base: string, described: Described): Promise<Runner> {
     task: described.task,
     weights: described.weights,
     stateBytes: described.state_bytes,
+    stateGrowth: [],
     cacheBytesPerToken: described.cache_bytes_per_token,
     gates: described.gates,
   };

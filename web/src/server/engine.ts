@@ -21,6 +21,7 @@ interface ModelJson {
     weights: string;
     task: Task | null;
     state_bytes: number;
+    state_growth: { bytes: number; tokens: number | null }[];
     cache_bytes_per_token: number;
     gates: { layer: number; channels: number }[];
   };
@@ -174,6 +175,7 @@ export async function serverEngine(): Promise<Engine> {
     task: recurra.task!,
     weights: recurra.weights,
     stateBytes: recurra.state_bytes,
+    stateGrowth: recurra.state_growth,
     cacheBytesPerToken: recurra.cache_bytes_per_token,
     gates: recurra.gates,
   }));

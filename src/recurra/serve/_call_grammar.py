@@ -1,0 +1,136 @@
+"""Grammars of answers that call tools, so that the arguments fulfil their schemas.
+
+A call as JSON has its arguments as one object, for which llguidance compiles the schema. A call as XML has each
+argument by itself: texts as they are, everything else as JSON. Conditions on such a text, or on several arguments
+together, cannot be met and are refused.
+"""
+
+import json
+import re
+from typing import Any
+
+from recurra.checks import sentence
+from recurra.serve._grammar import WHITESPACE, Lark
+from recurra.serve._http import ApiError
+from recurra.serve._tools import (
+    CALL,
+    END_CALL,
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    PARAMETER,
+    AnswerForm,
+    Tool,
+    resolved,
+    types_of,
+)
+
+_NOTES = {"$comment", "default", "deprecated", "description", "examples", "nullable", "title", "type"}
+"""Keywords that say nothing about a text."""
+_OF_OBJECTS = {*_NOTES, "$defs", "$id", "$schema", "additionalProperties", "definitions", "properties", "required"}
+"""Keywords of a schema whose arguments can be written one by one."""
+_SCALARS = {"string", "null", "integer", "number", "boolean"}
+_KEY = re.compile(r"[^<>\n]{1,200}")
+
+
+def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
+    """Return the grammar of an answer; None if nothing constrains it. Raises ApiError for schemas that cannot be met.
+
+    Args:
+        form: the answer must call a tool, or may call tools of which some are strict.
+        ends: texts that end an answer and consist of several tokens.
+    """
+    if form.calls is None or not (form.is_forced or any(tool.strict for tool in form.tools)):
+        return None
+    rules, names = [], []
+    for index, tool in enumerate(form.tools):
+        schema = tool.parameters if form.is_forced or tool.strict else None
+        name = f"call_{index}"
+        names.append(name)
+        if form.calls == "json":
+            rules.append(_json_rule(name, tool.name, {} if schema is None else schema))
+        else:
+            rules += _xml_rules(name, tool, schema)
+    end = f" ({' | '.join(map(_text, ends))})?" if ends else ""
+    several = f' ("\\n" {_text(CALL)} call)*' if form.several else ""
+    if form.is_forced:
+        start = f"{_text(CALL)} call{several}{end}"
+    else:
+        start = "(before call)* text" if form.several else "before call | text"
+    own = [f"start: {start}", r"text: /(.|\n)*/", f"before[lazy]: /(.|\\n)*{CALL}/", f"call: {' | '.join(names)}"]
+    return Lark("\n".join([*own, r"value[lazy]: /(.|\n)*<\/parameter>/", *rules]))
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(schema: Any) -> str:
+    """Return the rule for a value as JSON, with limited white space."""
+    if isinstance(schema, dict):
+        options = schema.get("x-guidance")
+        known = options if isinstance(options, dict) else {}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **known}}
+    return f"%json {json.dumps(schema)}"
+
+
+def _json_rule(name: str, function: str, schema: dict[str, Any]) -> str:
+    begin, end = f'\n{{"name": {_text(function)}, "arguments": ', f"}}\n{END_CALL}"
+    return f"{name}: {_text(begin)} {_json({**schema, 'type': 'object'})} {_text(end)}"
+
+
+def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None) -> list[str]:
+    """Return the rules of a call whose arguments come in the order of the schema; any arguments if it is None."""
+    begin, end = _text(f"\n{FUNCTION}{tool.name}>\n"), _text(f"{END_FUNCTION}\n{END_CALL}")
+    if schema is None:
+        argument = f'{_text(PARAMETER)} /[A-Za-z0-9_.-]{{1,64}}/ ">\\n" value "\\n"'
+        return [f"{name}: {begin} ({argument})* {end}"]
+    if unknown := set(schema) - _OF_OBJECTS:
+        raise _refused(tool.name, f"parameters with {min(unknown)!r}", "properties, required and a schema of each")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    names = required if isinstance(required, list) else [None]
+    if not isinstance(properties, dict) or not all(isinstance(key, str) for key in names):
+        raise _refused(tool.name, "no JSON schema", "one with properties and a list of required ones")
+    properties = {**properties, **{key: {} for key in required if key not in properties}}
+    rules, parts = [], []
+    for index, (key, of_key) in enumerate(properties.items()):
+        if not _KEY.fullmatch(key):
+            raise _refused(tool.name, f"a parameter {key!r}", "names without <, > and line breaks")
+        parts.append(f"{name}_{index}{'' if key in required else '?'}")
+        rules.append(
+            f"{parts[-1].rstrip('?')}: {_text(f'{PARAMETER}{key}>')} {_value(of_key, schema, f'{key} of {tool.name}')}"
+        )
+    return [f"{name}: {begin} {' '.join(parts)} {end}", *rules]
+
+
+def _value(schema: Any, root: dict[str, Any], which: str) -> str:
+    """Return the rule of an argument and the tag after it."""
+    found = {} if schema is True else resolved(schema, root)
+    several = [found.get(key, []) for key in ("anyOf", "oneOf")] if isinstance(found, dict) else [None]
+    options = [found, *(resolved(one, root) for some in several if isinstance(some, list) for one in some)]
+    if not all(isinstance(some, list) for some in several) or not all(map(_may_be_schema, options)):
+        raise _refused(which, "no JSON schema", "one")
+    types, after = types_of(schema, root), _text(f"\n{END_PARAMETER}\n")
+    values = found.get("enum", [found["const"]] if "const" in found else None)
+    if values and isinstance(values, list):
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
+    if types and "string" not in types:
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return f'"\\n" {_json({**schema, **definitions})} {after}'
+    keywords = set().union(*options) - _NOTES - {"anyOf", "oneOf"}
+    if keywords or not types <= _SCALARS:
+        got = f"a text with {min(keywords)!r}" if keywords else "a text, an array or an object"
+        raise _refused(which, got, "a text without conditions")
+    return '"\\n" value "\\n"'
+
+
+def _may_be_schema(schema: Any) -> bool:
+    return isinstance(schema, dict) and isinstance(schema.get("type", ""), (str, list))
+
+
+def _refused(which: str, got: str, expected: str) -> ApiError:
+    hint = (
+        "this model writes arguments one by one, as XML; without strict, and with tool_choice 'auto', any schema fits"
+    )
+    return ApiError(400, sentence(f"the schema of {which}", got, expected, hint), param="tools")
