@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 
 from recurra.convert.published.folder import from_huggingface
 from recurra.decoding.steps import prepare
-from recurra.train._process import keep_large_blocks
 
 SHAPE = {
     "hidden_size": 3072,
@@ -96,7 +95,6 @@ def main() -> None:
     parser.add_argument("--weights", default="int4", choices=["bfloat16", "int8", "int4"])
     parser.add_argument("--tokens", type=int, default=8)
     arguments = parser.parse_args()
-    keep_large_blocks()
     if not (arguments.folder / "config.json").exists():
         with peak("written"):
             write(arguments.folder, arguments.layers)

@@ -19,6 +19,9 @@ RECIPE_KEYS = ("experiment", "data", "model", "init_from", "lora", "optimizer", 
 Numbers: TypeAlias = Literal["float32", "bfloat16", "int8", "int4"]
 DTYPES: tuple[Numbers, ...] = get_args(Numbers)
 """How weights can be kept."""
+KVCacheNumbers: TypeAlias = Literal["float32", "int8"]
+KV_CACHE_DTYPES: tuple[KVCacheNumbers, ...] = get_args(KVCacheNumbers)
+"""How a copy for decoding can keep keys and values."""
 
 Format: TypeAlias = Literal["run", "hf", "safetensors", "published", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)

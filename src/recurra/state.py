@@ -29,7 +29,8 @@ class Ragged(NamedTuple):
     """The state of a batch with sequences at different positions, which have tensors of different shapes.
 
     It replaces a module's own state if the layout depends on the position, such as how full a window is or the position
-    in a segment. The module continues from it as from any other state.
+    in a segment. The module continues from it as from any other state. Compiled steps return it for single tensors, the
+    keys and values of an attention layer.
     """
 
     states: tuple[Any, ...]
@@ -82,7 +83,10 @@ def select(state: State, index: Tensor | slice) -> State:
         if isinstance(part, Ragged):
             places = torch.arange(len(part.states), device="cpu")
             numbers = places[index.cpu() if isinstance(index, Tensor) else index].tolist()
-            return batch([part.states[number] for number in numbers]) if numbers else select(part.states[0], slice(0))
+            rows = tuple(part.states[number] for number in numbers)
+            if len(rows) > 1 and isinstance(rows[0], Tensor):  # decoding continues each in its own memory
+                return Ragged(rows)
+            return batch(rows) if rows else select(part.states[0], slice(0))
         return part[index] if isinstance(part, Tensor) else _plain(part)
 
     return tree_map(take, state, is_leaf=_is_ragged)
@@ -162,6 +166,30 @@ def batch(states: Sequence[State]) -> State | Ragged:
     return concatenate(states) if is_uniform else Ragged(tuple(states))
 
 
+def join(states: Sequence[State]) -> State | Ragged:
+    """Combine batched states, each of any number of streams, as `batch` does states of one.
+
+    Where one of them has a `Ragged` of tensors, it takes the tensors of the others.
+    """
+    flat, structures = zip(*(tree_flatten(state, is_leaf=_is_ragged) for state in states))
+    columns = list(zip(*flat))
+    if all(structure == structures[0] for structure in structures) and all(map(_can_join, columns)):
+        return tree_unflatten([_joined(column) for column in columns], structures[0])
+    return batch([single for state in states for single in split(state)])
+
+
+def _can_join(parts: Sequence[Any]) -> bool:
+    if any(map(_is_ragged, parts)):
+        return all(isinstance(part.states[0] if _is_ragged(part) else part, Tensor) for part in parts)
+    return all(_forms([part]) == _forms(parts[:1]) for part in parts)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if any(map(_is_ragged, parts)):
+        return Ragged(tuple(row for part in parts for row in (part.states if _is_ragged(part) else part.split(1))))
+    return torch.cat(tuple(parts)) if isinstance(parts[0], Tensor) else parts[0]
+
+
 def _is_ragged(part: Any) -> bool:
     return isinstance(part, Ragged)
 
@@ -176,7 +204,7 @@ def split(state: State) -> list[State]:
     def apart(leaf: Any) -> Sequence[Any]:
         if isinstance(leaf, Tensor):  # copies: a view of one stream would keep those of all streams alive
             return [row.clone() for row in leaf.split(1)[:count]]
-        return [map_tensors(Tensor.clone, one) for one in leaf.states] if _is_ragged(leaf) else [_plain(leaf)] * count
+        return leaf.states if _is_ragged(leaf) else [_plain(leaf)] * count
 
     return [tree_unflatten(row, structure) for row in zip(*map(apart, leaves))]
 

@@ -28,6 +28,7 @@ MIXERS = {
     "linear-rnn": {},
     "gru": {},
     "mamba": {},
+    "mamba2": {"n_heads": 2, "d_state": 9},
     "mamba3": {"n_heads": 2, "d_state": 8},
     "gla": {"n_heads": 2},
     "mlstm": {"n_heads": 2},

@@ -60,6 +60,31 @@ def test_streams_that_come_and_go_write_what_they_write_alone(mixer):
         assert same_state(end.state, served, [*turn.tokens, *rounds.written(turn)])
 
 
+def test_streams_of_a_prepared_hybrid_share_a_batch():
+    """16 that begin at different times, each as it is alone; the model itself computes no step."""
+    served = ServedModel("m", language_model(mixer=["rotary-attention", "mamba2"]), weights="float32")
+    calls, rounds, chance = [], Rounds(), random.Random(0)
+    served.warm_up()
+    turns = []
+    served.plain.register_forward_hook(lambda *_: calls.append(1))
+    for number in range(16):
+        prompt = [chance.randrange(VOCABULARY) for _ in range(chance.choice([2, 20, 50]))]
+        turns.append(Request(served, served.start, prompt, [asking(40, number, 1.0)]))
+        rounds.run(turns[-1], rounds=2)
+    rounds.run(rounds=2)
+    assert len(rounds.engine._batches) == 1
+    assert len(rounds.engine._batches[0]) == 16
+    rounds.run()
+    assert not calls
+    for turn in turns:
+        stream = Stream(served.runner)
+        stream.feed(turn.tokens)
+        config = turn.configs[0]
+        assert rounds.written(turn) == list(stream.generate(40, sampling=config.sampling, seed=config.seed))
+        (end,) = rounds.ends(turn)
+        served.plain.require_state(end.state.model_state, 1)
+
+
 def test_more_rows_than_one_batch_has(exact):
     rounds = Rounds()
     turns = [

@@ -11,6 +11,11 @@ constants, intermediate results); the other bases are the tensors of one call: t
     SELECT     out (n0, n1, n2) = a selective scan     a and step sizes b like out, eigenvalues c (n3, n2), d and e
                (n0, n1, n3), state f (n0, n3, n2), last state g like f: g = exp(b c) f + b a d, out = sum of e g
     CHOOSE     out (n0, n2) = the n2 largest of every row of a (n0, n1), falling; g (n0, n2), int64, where they are
+    ATTEND     out (n0, n1, n3) = attention of queries a to keys and values of earlier steps and the new ones, b and c
+               (n0, n2, n3); d lists where those of each row are, e holds rotations, f is memory to compute in
+    UPDATE     last state g (n0, n1, n2) = d e + b^T c and out (n0, n2) = a g of n0 matrices, from queries a and keys b
+               (n0, n1), values c (n0, n2), decays d (n0, n3) with n3 = n1 or 1, and the state e; of kind 1, the delta
+               rule, c are values times rates, f (n0) are rates, and f (b d e) is taken from c in its place first
     REPEAT     run the next n0 rows, all MAPs, n1 times: in each turn their operands lie some bytes further on
 
 All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0
@@ -23,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT, SELECT, CHOOSE = range(7)
+LINEAR, MAP, NORMALISE, LOOK_UP, REPEAT, SELECT, CHOOSE, ATTEND, UPDATE = range(9)
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 """How a matrix keeps its numbers. In a table, the address of the function that multiplies by it stands for this."""
 

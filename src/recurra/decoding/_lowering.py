@@ -395,16 +395,16 @@ def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> N
     q, k, v, a, b, state, *_ = operands
     if q.shape[1] != 1:
         raise StepNotCompiled(f"a delta rule of {q.shape[1]} steps")
-    y, q, k, v, a, b = (_dense(memory, x[:, 0]).flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))
-    last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
-    decayed, value = memory.scratch(state.shape), memory.scratch(v.shape)
-    memory.map("mul", decayed, state, a.mT)
-    _matrix_product(memory, value, k, decayed)
-    memory.map("sub", value, v, value)
-    memory.map("mul", value, b, value)
-    memory.map("mul", last, k.mT, value)
-    memory.map("add", last, decayed, last)
-    _matrix_product(memory, y, q, last)
+    q, k, v, a, b = (_dense(memory, x[:, 0]).flatten(0, 1) for x in (q, k, v, a, b))
+    drive = memory.scratch(v.shape)
+    memory.map("mul", drive, b, v)
+    memory.update(outs[0], outs[1], q, k, drive, a, _dense(memory, state).flatten(0, 1), b)
+
+
+@_rule("recurra.gate_loop_step.default")
+def _gate_loop_step(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
+    q, k, v, a = (_dense(memory, x[:, 0]).flatten(0, 1) for x in operands[:4])
+    memory.update(outs[0], outs[1], q, k, v, a, _dense(memory, operands[4]).flatten(0, 1), None)
 
 
 @_rule("recurra.generalised_delta_rule_fused.default")

@@ -12,23 +12,27 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recurra.decoding._instructions import LINEAR, Instruction, share_workspace, without_unused
+from recurra.decoding._instructions import ATTEND, LINEAR, C, Instruction, share_workspace, without_unused
 from recurra.decoding._lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
+from recurra.decoding._windows import Window
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.ops._toolkit.fork import is_forked_child
+from recurra.state import Ragged, tensors
 
 _Form = tuple[type, torch.Size, torch.dtype, torch.device, torch.layout]
 """What must be equal: a step is recorded for one of these per input. Strides and offsets may differ."""
 
 
-def form_of(tensor: Tensor) -> _Form:
+def form_of(tensor: Any) -> _Form:
     """Describe a tensor; its class too, since tensors of other classes (fake ones) may have no memory."""
     return type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
-def have_forms(tensors: Sequence[Tensor], forms: Sequence[_Form]) -> bool:
-    """Tell whether the tensors have these forms, one each."""
-    return len(tensors) == len(forms) and all(form_of(tensor) == form for tensor, form in zip(tensors, forms))
+def have_forms(inputs: Sequence[Any], forms: Sequence[_Form | None]) -> bool:
+    """Tell whether inputs are tensors of these forms, one each; None stands for any."""
+    return len(inputs) == len(forms) and all(
+        form is None or (type(one) is form[0] and form_of(one) == form) for one, form in zip(inputs, forms)
+    )
 
 
 class StateForm:
@@ -41,23 +45,30 @@ class StateForm:
     def __init__(self, like: Any) -> None:
         self._like = like
 
-    def flatten(self, state: Any) -> list[Tensor] | None:
+    def flatten(self, state: Any) -> list[Any] | None:
         """Give the tensors of a state, depth first; None if it is nested differently or has other numbers.
 
-        This runs in every step. For 12 layers it takes 6 us, where flattening by `torch.utils._pytree` takes 60.
+        In place of tensors whose sizes differ between the rows of the batch, it gives a `Ragged` of them. This runs in
+        every step. For 12 layers it takes 6 us, where flattening by `torch.utils._pytree` takes 60.
         """
-        found: list[Tensor] = []
+        found: list[Any] = []
         return found if _collect(state, self._like, found) else None
 
-    def unflatten(self, flat: Sequence[Tensor]) -> Any:
+    def unflatten(self, flat: Sequence[Any]) -> Any:
         """Give the state of these tensors."""
         return _nested(self._like, iter(flat))
 
 
-def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
+def _collect(state: Any, like: Any, found: list[Any]) -> bool:
     if isinstance(like, Tensor):
         found.append(state)
-        return isinstance(state, Tensor)
+        return isinstance(state, (Tensor, Ragged))
+    if isinstance(state, Ragged):
+        rows: list[list[Any]] = [[] for _ in state.states]
+        if not all(_collect(one, like, row) for one, row in zip(state.states, rows)):
+            return False
+        found += [_in_one(parts, model.shape[1:]) for parts, model in zip(zip(*rows), tensors(like))]
+        return True
     if type(state) is not type(like):
         return False
     if isinstance(like, (tuple, list)):
@@ -65,7 +76,11 @@ def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
     return bool(state == like)
 
 
-def _nested(like: Any, parts: Iterator[Tensor]) -> Any:
+def _in_one(parts: Sequence[Tensor], shape: torch.Size) -> Any:
+    return torch.cat(tuple(parts)) if all(part.shape[1:] == shape for part in parts) else Ragged(tuple(parts))
+
+
+def _nested(like: Any, parts: Iterator[Any]) -> Any:
     if isinstance(like, Tensor):
         return next(parts)
     if not isinstance(like, (tuple, list)):
@@ -83,6 +98,7 @@ class _LoweredStep(NamedTuple):
     inputs: list[Tensor]
     outputs: list[Tensor]
     """The tensors whose places each call's own take."""
+    windows: Sequence[Window] = ()
 
 
 def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> _LoweredStep:
@@ -93,6 +109,7 @@ def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]
         with _Lowering(memory):
             outputs = [memory.meet(tensor) for tensor in step(*inputs)]
         outputs = _own_storages(memory, outputs)
+        windows = _windows(memory, inputs, outputs)
     except StepNotCompiled:
         raise
     except Exception as error:  # whatever a rule does not foresee
@@ -103,7 +120,23 @@ def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]
     moving = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *outputs)}
     kept = memory.workspace()
     lasting = moving | {tensor.untyped_storage().data_ptr() for tensor in kept if memory.is_constant(tensor)}
-    return _LoweredStep(*share_workspace(memory.instructions, kept, lasting), inputs, outputs)
+    return _LoweredStep(*share_workspace(memory.instructions, kept, lasting), inputs, outputs, windows)
+
+
+def _windows(memory: StepMemory, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Window]:
+    """Find keys and values, which nothing but an ATTEND may read: in a call, a list of places stands for them."""
+    entering, leaving = ([tensor.untyped_storage().data_ptr() for tensor in some] for some in (inputs, outputs))
+    hidden = {storage for window in memory.windows for storage in window[:4]}
+    for instruction in memory.instructions:
+        seen = instruction.places if instruction.opcode != ATTEND else instruction.places[: C + 1]
+        if not hidden.isdisjoint(place.storage for place in seen):
+            raise StepNotCompiled("the step reads keys or values beside the attention to them")
+    found = []
+    for *storages, most in memory.windows:
+        keys, values = map(entering.index, storages[:2])
+        next_keys, next_values = map(leaving.index, storages[2:])
+        found.append(Window(keys, values, next_keys, next_values, most))
+    return found
 
 
 def _own_storages(memory: StepMemory, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -164,7 +197,7 @@ class _Lowering(_Recorder, TorchDispatchMode):
 
     def __init__(self, memory: StepMemory) -> None:
         super().__init__()
-        self._memory = memory
+        self._memory = self.memory = memory
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -179,6 +212,7 @@ class StepProgram:
     """
 
     def __init__(self, step: _LoweredStep) -> None:
+        from recurra.decoding._attention_kernel import MOST_STEPS, attend_share
         from recurra.decoding._matvec import multiply_share, room_bytes
         from recurra.decoding._step_kernel import run_share, step_kernel
 
@@ -186,16 +220,20 @@ class StepProgram:
         self._run_share = run_share.address
         moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
         numbers = {storage: number for number, storage in enumerate(moving, 1)}
+        apart = {LINEAR: lambda kind: multiply_share[kind].address, ATTEND: lambda _: attend_share.address}
         rows = [
-            instruction._replace(kind=multiply_share[instruction.kind].address).row(numbers)
-            if instruction.opcode == LINEAR
+            instruction._replace(kind=apart[instruction.opcode](instruction.kind)).row(numbers)
+            if instruction.opcode in apart
             else instruction.row(numbers)
             for instruction in step.instructions
         ]
         self._kept = [tensor for tensor in step.kept if tensor.untyped_storage().data_ptr() not in numbers]
         self._table = np.array(rows, dtype=np.int64)
         self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
-        self._forms = [form_of(tensor) for tensor in step.inputs]
+        self._windows, self._most_steps = step.windows, MOST_STEPS
+        self._inputs = step.inputs
+        self.is_window = [any(at in window[:2] for window in step.windows) for at in range(len(step.inputs))]
+        self._forms = [None if is_window else form_of(tensor) for tensor, is_window in zip(step.inputs, self.is_window)]
         self._is_empty = [tensor.numel() == 0 for tensor in step.inputs]
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
         sizes = [step_row.sizes[:3] for step_row in step.instructions if step_row.opcode == LINEAR]
@@ -204,8 +242,8 @@ class StepProgram:
         self._room_size = room_bytes(most, widest)
         self._room = torch.zeros(0, dtype=torch.float32, device="cpu")
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-        """Compute the outputs, which are new tensors.
+    def run(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Compute the outputs, which are new tensors; keys and values may be `Ragged`.
 
         Returns:
             None if an input is not like that of the recording or has no memory that could
@@ -213,15 +251,24 @@ class StepProgram:
         """
         if not have_forms(inputs, self._forms):
             return None
-        inputs = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in inputs]
-        places = [tensor.data_ptr() for tensor in inputs]
-        if not all(place or is_empty for place, is_empty in zip(places, self._is_empty)):
+        if not all(window.fits(inputs, self._inputs, self._most_steps) for window in self._windows):
+            return None
+        inputs = [
+            one if is_window else one.resolve_conj().resolve_neg().contiguous()
+            for one, is_window in zip(inputs, self.is_window)
+        ]
+        places = [0 if is_window else one.data_ptr() for one, is_window in zip(inputs, self.is_window)]
+        if not all(map(any, zip(places, self._is_empty, self.is_window))):
             return None  # zeros, or a tensor inside a function transform, whose numbers are nowhere yet
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            outputs = [torch.empty_strided(*like[:2], dtype=like[2], device="cpu") for like in self._likes]
-            self._bases[1:-1] = [*places, *(tensor.data_ptr() for tensor in outputs)]
+            outputs: list[Any] = [torch.empty_strided(*like[:2], dtype=like[2], device="cpu") for like in self._likes]
+            made = [tensor.data_ptr() for tensor in outputs]
+            tables = [window.advance(inputs, outputs) for window in self._windows]
+            for window, table in zip(self._windows, tables):
+                places[window.keys] = table.buffer_info()[0]
+            self._bases[1:-1] = [*places, *made]
             self._bases[-1] = 0
             jobs = 1 if is_forked_child() else torch.get_num_threads()
             if len(self._room) < jobs * self._room_size // 4:

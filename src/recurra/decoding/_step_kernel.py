@@ -9,6 +9,7 @@ from functools import cache
 from numba import prange
 
 from recurra.decoding._instructions import (
+    ATTEND,
     BASES,
     CHOOSE,
     KIND,
@@ -24,6 +25,7 @@ from recurra.decoding._instructions import (
     SIZES,
     STRIDES,
     TURNS,
+    UPDATE,
     WORDS,
     A,
     B,
@@ -210,6 +212,51 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
             h = last
 
 
+@compile_inline
+def _add_rows(out, h, x, a, a_by, n, width):  # type: ignore[no-untyped-def]
+    """Add to `out` the rows of a matrix h (n, width), each times a number of x and one of a."""
+    for i in range(n):
+        factor = spread(load(x, i, _ONE) * load(a, i * a_by, _ONE), _FLOATS)
+        for j in range(0, width, WIDTH):
+            seen = load_part(h, i * width + j, width - j, _FLOATS)
+            store_part(out, j, width - j, _FLOATS, multiply_add(factor, seen, load_part(out, j, width - j, _FLOATS)))
+
+
+@compile_inline
+def _fill(out, width):  # type: ignore[no-untyped-def]
+    for j in range(0, width, WIDTH):
+        store_part(out, j, width - j, _FLOATS, zeros(_FLOATS))
+
+
+@compile_part
+def _update(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the matrices of an UPDATE, each of which is read once."""
+    rows, n, width, n_decays = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3)
+    a_by = 0 if n_decays == 1 else 1
+    for r in range(rows * job // jobs, rows * (job + 1) // jobs):
+        y, v = _place(row, bases, OUT) + 4 * r * width, _place(row, bases, C) + 4 * r * width
+        q, k = _place(row, bases, A) + 4 * r * n, _place(row, bases, B) + 4 * r * n
+        a, at = _place(row, bases, D) + 4 * r * n_decays, 4 * r * n * width
+        h, last = _place(row, bases, E) + at, _place(row, bases, G) + at
+        _fill(y, width)
+        if word(row, KIND):
+            _add_rows(y, h, k, a, a_by, n, width)
+            rate = spread(load(_place(row, bases, F), r, _ONE), _FLOATS)
+            for j in range(0, width, WIDTH):
+                known = rate * load_part(y, j, width - j, _FLOATS)
+                store_part(v, j, width - j, _FLOATS, load_part(v, j, width - j, _FLOATS) - known)
+            _fill(y, width)
+        for i in range(n):
+            decay, key = spread(load(a, i * a_by, _ONE), _FLOATS), spread(load(k, i, _ONE), _FLOATS)
+            query = spread(load(q, i, _ONE), _FLOATS)
+            for j in range(0, width, WIDTH):
+                count = width - j
+                entering = load_part(h, i * width + j, count, _FLOATS)
+                state = multiply_add(key, load_part(v, j, count, _FLOATS), decay * entering)
+                store_part(last, i * width + j, count, _FLOATS, state)
+                store_part(y, j, count, _FLOATS, multiply_add(query, state, load_part(y, j, count, _FLOATS)))
+
+
 @compile_part
 def _choose(row, bases, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in the rows of a CHOOSE. The first of equal numbers comes first, and NaN anywhere."""
@@ -248,10 +295,15 @@ def _look_up(row, bases):  # type: ignore[no-untyped-def]
 
 
 @compile_part
-def _work_of(row):  # type: ignore[no-untyped-def]
+def _work_of(row, bases):  # type: ignore[no-untyped-def]
     """How many numbers an instruction computes with, or how many weights a matrix has."""
     if word(row, OPCODE) == LINEAR:
         return word(row, SIZES + 1) * word(row, SIZES + 2)
+    if word(row, OPCODE) == ATTEND:  # the steps of all rows
+        steps = 0
+        for r in range(word(row, SIZES)):
+            steps += word(_place(row, bases, D), 3 * r + 2)
+        return steps * word(row, SIZES + 1) * word(row, SIZES + 3)
     numbers = word(row, SIZES) * word(row, SIZES + 1) * word(row, SIZES + 2) * word(row, SIZES + 3)
     is_light = word(row, OPCODE) != SELECT and (word(row, OPCODE) != MAP or word(row, KIND) < len(LIGHT))
     return numbers if is_light else 5 * numbers
@@ -272,6 +324,13 @@ def _run_share(row, bases, turn, room, room_size, job, jobs):  # type: ignore[no
         _map(row, bases, turn, job, jobs)
     elif opcode == SELECT:
         _select(row, bases, job, jobs)
+    elif opcode == UPDATE:
+        _update(row, bases, job, jobs)
+    elif opcode == ATTEND:
+        y, q, k, v = _place(row, bases, OUT), _place(row, bases, A), _place(row, bases, B), _place(row, bases, C)
+        rows, turns, scratch = _place(row, bases, D), _place(row, bases, E), _place(row, bases, F)
+        rest = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3), word(row, STRIDES)
+        call(word(row, KIND), (y, q, k, v, rows, turns, scratch, *rest, job, jobs))
     elif opcode == CHOOSE:
         _choose(row, bases, job, jobs)
     else:
@@ -302,7 +361,7 @@ def step_kernel() -> LoopKernel:
                 if not _look_up(row, bases):
                     set_word(missing, 1)
                     return
-            elif jobs == 1 or _work_of(row) < _SPLIT_FROM:
+            elif jobs == 1 or _work_of(row, bases) < _SPLIT_FROM:
                 call(run, (row, bases, turn, room, room_size, 0, 1))
             else:
                 for job in prange(jobs):

@@ -5,11 +5,13 @@ operand is an address, a view is another address into the same storage, and noth
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recurra.decoding._instructions import (
+    ATTEND,
     CHOOSE,
     DIMENSIONS,
     FUNCTIONS,
@@ -19,11 +21,13 @@ from recurra.decoding._instructions import (
     NORMALISE,
     REPEAT,
     SELECT,
+    UPDATE,
     G,
     Instruction,
     Place,
 )
 from recurra.decoding.linear import describe_weights
+from recurra.mixers.rotary_attention import RotaryAttention
 
 
 class StepNotCompiled(ValueError):
@@ -44,6 +48,8 @@ class StepMemory:
         self._written = {_storage(tensor) for tensor in inputs}
         self._inputs = set(self._written)
         self._met = set(self._written)
+        self.windows: list[list[Any]] = []
+        """The storages of keys and values that an ATTEND reads and gives, and how many steps the latter may have."""
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Keep a tensor's storage alive, whatever happens to the tensor (a parameter's data may be replaced)."""
@@ -181,6 +187,43 @@ class StepMemory:
         _require_floats(y, last, *operands)
         places = [self._output(y), *map(self._place, operands), self._output(last)]
         self.instructions.append(Instruction(SELECT, 0, places, [*x.shape, a.shape[1]]))
+
+    def update(
+        self, y: Tensor, last: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, b: Tensor | None
+    ) -> None:
+        """Write one step of matrices (N, d_k, d_v) that decay and take k^T v, or follow the delta rule with rates b.
+
+        All are dense, with N first, and y may have been summed in another order; with b, v are b times the values, in
+        memory that is overwritten.
+        """
+        _require_floats(y, last, q, k, v, a, state)
+        places = [self._output(y), *map(self._place, (q, k, v, a, state, q if b is None else b)), self._output(last)]
+        sizes = [len(state), *state.shape[1:], a.shape[-1]]
+        self.instructions.append(Instruction(UPDATE, int(b is not None), places, sizes))
+
+    def attend(
+        self, y: Tensor, after: Any, queries: Tensor, keys: Tensor, values: Tensor, state: Any, mixer: RotaryAttention
+    ) -> None:
+        """Write attention y (B, 1, H, d) of one step and the state after it (see `RotaryAttention.attend`)."""
+        from recurra.decoding._attention_kernel import rotations, scratch_floats
+
+        n_rows, _, n_heads, d_head = queries.shape
+        n_kv_heads, past = keys.shape[2], state.keys
+        if not {_storage(part) for part in state} <= self._inputs or queries.dtype != torch.float32:
+            raise StepNotCompiled("keys and values are not the step's inputs, or queries are not float32")
+        if not past.numel():
+            raise StepNotCompiled("a window of one step keeps no keys")
+        turns = rotations(d_head, mixer.n_rotated, mixer.rotation_base)
+        scaled = self.scratch(queries.shape)
+        self.map("mul", scaled, queries, mixer.query_scale * d_head**-0.5)
+        room = self.scratch((n_rows * n_kv_heads, scratch_floats(n_heads // n_kv_heads, d_head)))
+        operands = [scaled, self._in_rows(keys), self._in_rows(values), past, self.constant(turns), room]
+        self._written.add(_storage(room))
+        places = [self._output(self.keep(y)), *map(self._place, operands)]
+        head = past.shape[-1] * past.element_size()
+        self.instructions.append(Instruction(ATTEND, 0, places, [n_rows, n_heads, n_kv_heads, d_head], ([head],)))
+        self._written.update(_storage(self.keep(part)) for part in after)
+        self.windows.append([*(_storage(part) for part in (*state, *after)), mixer.state_layout.keys.shape[0].most])
 
     def _beside(self, out: Tensor, x: Tensor) -> Tensor:
         """Expand x to the shape of `out`; a constant is copied first if its numbers do not lie side by side."""

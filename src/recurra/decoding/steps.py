@@ -14,12 +14,15 @@ from torch.utils._pytree import tree_flatten
 from recurra.checks import require_at_least, require_literal, sentence
 from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.decoding._prompts import PromptReader
+from recurra.decoding._windows import Rows, filled_up, first_rows
 from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
+from recurra.layers.attention import dequantized
+from recurra.mixers.rotary_attention import RotaryAttention
 from recurra.models.shell import LanguageModelShell
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops._toolkit.graphs import WARM_UPS, Capture, CudaCapture, Graph
-from recurra.state import tensors
+from recurra.state import Ragged, join, n_streams, select, tensors
 
 # A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than they
 # do. So the model's own forward runs once and its operations are recorded, by `torch.jit.trace` or as instructions of
@@ -126,7 +129,7 @@ class TracedStep(nn.Module):
             return self.model(tokens, state)
         return results[0], self._states.unflatten(results[1:])
 
-    def _run(self, inputs: list[Tensor]) -> list[Tensor] | None:
+    def _run(self, inputs: list[Any]) -> list[Any] | None:
         """Run recorded steps for tokens and the tensors of a state; None for what they do not take."""
         rows = len(inputs[0])
         if rows <= _EXACT:
@@ -135,14 +138,14 @@ class TracedStep(nn.Module):
         if rows > _MOST_ROWS or not all(map(_are_rows, inputs, repeat(rows))):
             return None
         done = []
-        for piece in zip(*(tensor.split(MOST_VECTORS) for tensor in inputs)):
-            results = self._run_filled_up(piece)
+        for start in range(0, rows, MOST_VECTORS):
+            results = self._run_filled_up([select(part, slice(start, start + MOST_VECTORS)) for part in inputs])
             if results is None:
                 return None
             done.append(results)
-        return done[0] if len(done) == 1 else [torch.cat(parts) for parts in zip(*done)]
+        return done[0] if len(done) == 1 else [join(parts) for parts in zip(*done)]
 
-    def _run_filled_up(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+    def _run_filled_up(self, inputs: Sequence[Any]) -> list[Any] | None:
         rows = len(inputs[0])
         size = recorded_rows(rows)
         program = self.program(size)
@@ -150,10 +153,10 @@ class TracedStep(nn.Module):
             return None
         if size == rows:
             return program.run(inputs)
-        results = program.run(
-            [torch.cat((tensor, tensor[-1:].expand(size - rows, *tensor.shape[1:]))) for tensor in inputs]
-        )
-        return None if results is None else [tensor[:rows] for tensor in results]
+        windows = program.is_window if isinstance(program, StepProgram) else repeat(False)
+        full: list[Any] = [filled_up(part, size, is_window) for part, is_window in zip(inputs, windows)]
+        results = program.run(full)
+        return None if results is None else [first_rows(part, rows) for part in results]
 
     def program(self, batch: int) -> _Program | None:
         """Return the recorded step of this many rows, recorded now if need be; None if there is none."""
@@ -185,7 +188,7 @@ class TracedStep(nn.Module):
         # in the types of the model: a caller's autocast must not stay in what later calls run
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
             _, like = self.model(tokens[0])
-            if _outline(like) != _outline(self.model(tokens[1], like)[1]):
+            if self._outline(like) != self._outline(self.model(tokens[1], like)[1]):
                 raise StateShapeChanges(
                     "the model's steps cannot be recorded: from one to the next, more of its state changes than the "
                     "values of its tensors (a position that counts up, or a window that grows)"
@@ -203,6 +206,12 @@ class TracedStep(nn.Module):
                 return _TracedProgram(torch.jit.freeze(recording), inputs)
             except Exception as error:  # whatever a model does with sizes, which are tensors in here
                 raise StateShapeChanges(f"a step of {type(self.model).__name__} cannot be recorded: {error}") from error
+
+    def _outline(self, state: Any) -> Any:
+        """Put what must not change of each tensor of a state in its place: its shape and type."""
+        if isinstance(state, Tensor):
+            return tuple(state.shape), state.dtype
+        return [self._outline(part) for part in state] if isinstance(state, (tuple, list)) else state
 
     def _agrees(self, mine: Tensor, right: Tensor) -> bool:
         return torch.equal(mine, right)
@@ -229,8 +238,8 @@ def recorded_rows(rows: int) -> int:
     return -(-rows // unit) * unit
 
 
-def _are_rows(tensor: Tensor, rows: int) -> bool:
-    return tensor.layout == torch.strided and tensor.shape[:1] == (rows,)
+def _are_rows(part: Rows, rows: int) -> bool:
+    return n_streams(part) == rows and (isinstance(part, Ragged) or part.layout == torch.strided)
 
 
 class _FlatStep(nn.Module):
@@ -243,13 +252,6 @@ class _FlatStep(nn.Module):
     def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         logits, state = self.model(tokens, self._states.unflatten(flat))
         return (logits, *tensors(state))
-
-
-def _outline(state: Any) -> Any:
-    """Put the shape and type of each tensor of a state in its place."""
-    if isinstance(state, Tensor):
-        return tuple(state.shape), state.dtype
-    return [_outline(part) for part in state] if isinstance(state, (tuple, list)) else state
 
 
 _TOLERANCE = 1e-5
@@ -307,7 +309,16 @@ class CompiledStep(TracedStep):
     def _record(self, tokens: Tensor, like: Any) -> StepProgram:
         return StepProgram(lower_step(_FlatStep(self.model, like).eval(), [tokens, *tensors(like)]))
 
+    def _outline(self, state: Any) -> Any:
+        """Leave out the lengths, which may grow in attention layers; programs refuse the others."""
+        if isinstance(state, Tensor):
+            return state.dtype, len(state), *state.shape[2:]
+        return super()._outline(state)
+
     def _agrees(self, mine: Tensor, right: Tensor) -> bool:
+        if mine.dtype == torch.int8:
+            n = mine.shape[-1] - 4
+            mine, right = dequantized(mine, n), dequantized(right, n)
         if mine.shape != right.shape or not mine.numel():
             return mine.shape == right.shape
         if rounded := self._rounded_inputs():
@@ -319,7 +330,9 @@ class CompiledStep(TracedStep):
         return list(tensors(expected)) if self._rounded_inputs() else mine  # so that differences do not add up
 
     def _rounded_inputs(self) -> set[str]:
-        return {part.dtype for part in self.model.modules() if isinstance(part, DecodingLinear)} - {"float32"}
+        parts = list(self.model.modules())
+        caches = {"int8" for part in parts if isinstance(part, RotaryAttention) and part.state_layout.keys.is_int8}
+        return caches | {part.dtype for part in parts if isinstance(part, DecodingLinear)} - {"float32"}
 
 
 class CapturedStep(TracedStep):
@@ -357,13 +370,19 @@ class CapturedStep(TracedStep):
             raise StateShapeChanges(f"a step cannot be captured ({str(error).splitlines()[0]})") from error
 
 
-def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto", "off", "on"] = "off") -> nn.Module:
+def prepare(
+    model: nn.Module,
+    dtype: str = "float32",
+    *,
+    kv_cache_dtype: str = "float32",
+    graphs: Literal["auto", "off", "on"] = "off",
+) -> nn.Module:
     """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
 
     The result is called like the model, under torch.no_grad(), returns states of the same form, and runs one stream or
-    several at once. It does not follow later changes of the model's weights. A model with a state that counts positions
-    (segment models) or has a growing window keeps the Python around its operations. The first compilation on a machine
-    takes about four seconds.
+    several at once, also at different positions. It does not follow later changes of the model's weights. A model with
+    a state that counts positions (segment models) or with attention other than rotary attention keeps the Python around
+    its operations. The first compilation on a machine takes about four seconds.
 
     On a CUDA device, and only with `graphs`, the result is the model itself, in its own types, with each step of one
     token per stream replayed as one CUDA graph for each number of streams. A model whose state counts positions or
@@ -373,12 +392,14 @@ def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto",
         model: a language model with `config.vocab_size`, in float32 or bfloat16 on the CPU; with `graphs`, of any dtype
             on a GPU.
         dtype: how weights are stored: "float32", "bfloat16", "int8" or "int4"; on a GPU they stay as they are.
+        kv_cache_dtype: how the states of rotary attention hold keys and values: "float32", or "int8" with one scale for
+            each step and head of keys and of values. The states are then other ones than the model's.
         graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":
             raise instead. Off by default: not yet tested on a GPU.
 
     Raises:
-        ValueError: there is no such dtype, or the model is of another dtype on the CPU, or has no such config; or
-            `graphs` is "on" and there can be none.
+        ValueError: there is no such dtype, or the model is of another dtype on the CPU, has no such config, or has no
+            keys and values for "int8"; or `graphs` is "on" and there can be none.
         RuntimeError: Numba is missing.
     """
     require_literal(Literal["auto", "off", "on"], graphs=graphs)
@@ -386,15 +407,17 @@ def prepare(model: nn.Module, dtype: str = "float32", *, graphs: Literal["auto",
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
     if graphs != "off" and next(model.parameters()).device.type == "cuda":
-        if dtype != "float32":
-            raise ValueError(sentence("dtype", dtype, "float32, the default, on a card: its weights stay as they are"))
+        for name, given in {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}.items():
+            if given != "float32":
+                expected = "float32, the default, on a card: its weights stay as they are"
+                raise ValueError(sentence(name, given, expected))
         return _captured(model, vocab_size, graphs)
     if graphs == "on":
         raise ValueError(sentence("graphs", "on, and the model is not on a CUDA device", "auto or off"))
     if NUMBA_IS_MISSING:
         hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
-    packed = pack_linear_layers(model, dtype)
+    packed = pack_linear_layers(model, dtype, kv_cache_dtype=kv_cache_dtype)
     for form in (CompiledStep, TracedStep):
         try:
             return form(packed, vocab_size)

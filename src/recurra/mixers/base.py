@@ -16,7 +16,7 @@ from recurra.lengths import mask_fill, run_lengths, run_resets
 from recurra.ops._causality import keep_apart, nonfinite_steps, up_to_last
 from recurra.ops._operator import HALF
 from recurra.registry import Registry
-from recurra.state import Ragged, require_streams
+from recurra.state import Ragged, batch, require_streams, split
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _MEND = "pass the state that this module returned for these streams (recurra.state.select takes streams out)"
@@ -33,10 +33,18 @@ class Dim(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """The shape of a state tensor without the batch dimension; real or complex, and always float32 or better."""
+    """The shape of a state tensor without the batch dimension; real or complex, and float32 or better.
+
+    Only copies for decoding have states in int8.
+    """
 
     shape: tuple[int | Dim, ...]
     is_complex: bool = False
+    is_int8: bool = False
+
+    def dtype(self, real: torch.dtype) -> torch.dtype:
+        """Return the dtype of the tensor in a layer that computes in `real`."""
+        return torch.int8 if self.is_int8 else _COMPLEX[real] if self.is_complex else real
 
 
 Recurrence: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -147,6 +155,7 @@ class Mixer(nn.Module, ABC):
         _check_input(x, self.d_model + self.d_carried)
         if x.device.type == "meta":
             require_numbers("x", x, self._weight())
+        state = _of_one_kind(state)
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
             return self._run(x, state, **shared)
         if shared:
@@ -212,6 +221,7 @@ class Mixer(nn.Module, ABC):
 
         Raises TypeError or ValueError.
         """
+        state = _of_one_kind(state)
         if isinstance(state, Ragged):
             require_streams(self.require_state, state, batch)
             return
@@ -256,12 +266,19 @@ class Mixer(nn.Module, ABC):
             *(
                 torch.zeros(
                     (batch, *(0 if isinstance(size, Dim) else size for size in spec.shape)),
-                    dtype=_COMPLEX[real] if spec.is_complex else real,
+                    dtype=spec.dtype(real),
                     device=device,
                 )
                 for spec in self.state_layout
             )
         )
+
+
+def _of_one_kind(state: Any) -> Any:
+    """Turn a state with a `Ragged` among its tensors into one, as a compiled step returns it."""
+    if isinstance(state, tuple) and not isinstance(state, Ragged) and any(isinstance(part, Ragged) for part in state):
+        return batch(split(state))
+    return state
 
 
 def with_zero_gradients(y: Tensor, parameters: Iterable[Tensor]) -> Tensor:
@@ -284,7 +301,7 @@ def _check_state(state: Any, layout: Any, batch: Any, real: torch.dtype, device:
         raise TypeError(sentence("state", kind_of(state), f"a {type(layout).__name__}, or None to start", _MEND))
     sizes: dict[str, int] = {}
     for tensor, spec, name in zip(state, layout, layout._fields):
-        dtype = _COMPLEX[real] if spec.is_complex else real
+        dtype = spec.dtype(real)
         if (
             isinstance(tensor, Tensor)
             and tensor.dtype is dtype

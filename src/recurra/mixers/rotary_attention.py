@@ -10,7 +10,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import choose, require, require_at_least, require_positive, require_probability
-from recurra.layers.attention import append_to_cache, cache_limit, head_size, trim_cache, windowed_attention
+from recurra.layers.attention import (
+    append_to_cache,
+    cache_limit,
+    dequantized,
+    head_size,
+    quantized,
+    quantized_size,
+    trim_cache,
+    windowed_attention,
+)
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import phases, rotate
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
@@ -104,10 +113,24 @@ class RotaryAttention(Mixer):
         self.query_norm, self.key_norm = (nn.Identity() if qk_norm is None else norm(n, d_head, qk_norm) for n in heads)
 
     def mix(self, x: Tensor, state: RotaryAttentionState, mask: None) -> tuple[Tensor, RotaryAttentionState]:
-        queries, keys, values = self.project(x)
-        known = append_to_cache(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
-        y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
-        return self.output(x, y.flatten(2)), trim_cache(known, self.window)
+        y, state = self.attend(*self.project(x), state)
+        return self.output(x, y.flatten(2)), state
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, state: RotaryAttentionState
+    ) -> tuple[Tensor, RotaryAttentionState]:
+        """Attend to the steps in the state and the new ones: values (B, L, H, d_head), and the next state."""
+        new = RotaryAttentionState(at_least_float32(keys), at_least_float32(values))
+        is_int8 = self.state_layout.keys.is_int8
+        known = append_to_cache(state, RotaryAttentionState(*map(quantized, new)) if is_int8 else new)
+        seen = [dequantized(part, self.d_head) for part in known] if is_int8 else known
+        y = self._attend(at_least_float32(queries), *seen, dtype=queries.dtype)
+        return y, trim_cache(known, self.window)
+
+    def quantized_spec(self) -> StateSpec:
+        """Return the spec of keys and values in int8."""
+        past, n_kv_heads, d_head = self.state_layout.keys.shape
+        return StateSpec((past, n_kv_heads, quantized_size(d_head)), is_int8=True)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, L, H, d_head), keys and values (B, L, G, d_head), normalised but not rotated."""

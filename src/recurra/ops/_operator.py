@@ -66,6 +66,12 @@ def needs_gradient(*arguments: Any) -> bool:
     return False
 
 
+def is_recorded() -> bool:
+    """Return whether a dispatch mode takes down what an eager call without gradients computes, as for decoding."""
+    is_eager = not torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    return is_eager and torch._C._len_torch_dispatch_stack() > 0
+
+
 _nothing = nullcontext()
 
 

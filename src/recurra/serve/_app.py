@@ -110,10 +110,10 @@ def _store_failed(error: Exception) -> ApiError:
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
     keep_large_blocks()
-    weights = None if arguments.weights == "model" else arguments.weights
+    weights, cache = None if arguments.weights == "model" else arguments.weights, arguments.kv_cache_dtype
 
     def load() -> list[ServedModel]:
-        models = [_load_model(path, weights, arguments.checkpoint, overrides) for path in paths]
+        models = [_load_model(path, weights, arguments.checkpoint, overrides, cache) for path in paths]
         names = [model.name for model in models]
         if len(set(names)) < len(names):
             raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
@@ -128,13 +128,16 @@ def _threads_of_model(threads: int | None) -> int:
     return max(1, torch.get_num_threads() - 1) if threads is None else threads
 
 
-def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
+def _load_model(
+    path: str, weights: str | None, checkpoint: str, overrides: Sequence[str], kv_cache_dtype: str = "float32"
+) -> ServedModel:
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
     return ServedModel(
         trained.name,
         trained.model,
         trained.tokenizer if trained.task.has_tokenizer() else None,
         weights=weights,
+        kv_cache_dtype=kv_cache_dtype,
         task=trained.task.explored(trained),
         chat_template=trained.folder.read_chat_template(),
     )

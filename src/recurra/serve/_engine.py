@@ -35,7 +35,7 @@ from recurra.serve._requests import (
     token_logprobs,
 )
 from recurra.serve._scheduler import PrefillChunk, Scheduler, Turns
-from recurra.state import Ragged, batch, concatenate_alike, map_tensors, select, split
+from recurra.state import join, map_tensors, select
 from recurra.streams.sampling import choose
 
 _LOG = logging.getLogger("recurra.serve")
@@ -80,15 +80,9 @@ class _SequenceBatch:
         return {sequence.request.owner for sequence in self.sequences}
 
     def join(self, sequences: list[Sequence], states: list[Any]) -> None:
-        if not sequences:
-            return
-        is_ragged = isinstance(self._state, Ragged)
-        groups = concatenate_alike([*([] if self._state is None or is_ragged else [self._state]), *states])
-        if len(groups) == 1 and not is_ragged:
-            self._state = groups[0][1]
-        else:
-            self._state = batch([*([] if self._state is None else split(self._state)), *states])
-        self.sequences.extend(sequences)
+        if sequences:
+            self._state = join([*([] if self._state is None else [self._state]), *states])
+            self.sequences.extend(sequences)
 
     def step(self) -> Tensor:
         """Let every sequence read its last token; return the logits after it, (sequences, outputs)."""
@@ -114,7 +108,7 @@ class _SequenceBatch:
         return states
 
     def take_over(self, other: "_SequenceBatch") -> None:
-        self.join(other.sequences, [] if other._state is None else split(other._state))
+        self.join(other.sequences, [other._state])
         other.sequences, other._state = [], None
 
 

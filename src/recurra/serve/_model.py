@@ -76,6 +76,7 @@ class ServedModel:
         model: a language model in evaluation mode.
         tokenizer: None for a model that reads numbers.
         weights: dtype of the packed weights; None runs the model as it is.
+        kv_cache_dtype: dtype of attention layers' keys and values, with packed weights (see `prepare`).
         task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
         chat_template: a Jinja template in transformers' format.
     """
@@ -87,15 +88,20 @@ class ServedModel:
         tokenizer: TextEncoder | None = None,
         *,
         weights: str | None = None,
+        kv_cache_dtype: str = "float32",
         task: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> None:
         require_evaluation_mode(model)
         self.name, self.tokenizer, self.weights, self.chat_template = name, tokenizer, weights, chat_template
         self.task = task
+        if weights is None and kv_cache_dtype != "float32":
+            raise ValueError(sentence("kv_cache_dtype", kv_cache_dtype, "float32 without packed weights"))
         identity = json.dumps(ModelIdentity.of(model), sort_keys=True)
+        if kv_cache_dtype != "float32":  # its states are others
+            identity += kv_cache_dtype
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-        self.runner: nn.Module = model if weights is None else prepare(model, weights)
+        self.runner: nn.Module = model if weights is None else prepare(model, weights, kv_cache_dtype=kv_cache_dtype)
         self.plain = cast(Any, self.runner.model if isinstance(self.runner, TracedStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)

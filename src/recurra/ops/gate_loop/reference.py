@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require_tensor, sentence
 from recurra.ops._causality import causal_in_nonfinite, keep_apart, nonfinite_steps
-from recurra.ops._operator import HALF, OneNode, is_any_length
+from recurra.ops._operator import HALF, OneNode, is_any_length, is_recorded
 from recurra.ops.scan.operator import linear_scan
 
 
@@ -72,12 +72,28 @@ def recurrent(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
     """Compute step by step in plain torch: O(L) time, the memory of one state (GateLoop (7)-(8))."""
+    given = (q, k, v, a, h)
+    if q.shape[1] == 1 and is_recorded() and all(x.dtype == torch.float32 for x in given):
+        y, h = _one_step(*given)
+        return y, h
+    return _recurrent(*given)
+
+
+def _recurrent(q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     outputs = []
     for n in range(q.shape[1]):
         q_n, k_n, v_n, a_n = (x.select(1, n) for x in (q, k, v, a))
         h = a_n.unsqueeze(-1) * h + k_n.unsqueeze(-1) * v_n.unsqueeze(-2)
         outputs.append((q_n.unsqueeze(-1) * h).sum(-2))
     return torch.stack(outputs, 1), h
+
+
+_one_step = OneNode(
+    "gate_loop_step(Tensor q, Tensor k, Tensor v, Tensor a, Tensor h) -> (Tensor, Tensor)",
+    _recurrent,
+    lambda q, k, v, a, h: (v.new_empty(v.shape), h.new_empty(h.shape)),
+    n_inputs=5,
+)
 
 
 def scan(

@@ -1,0 +1,107 @@
+"""Decoding of a hybrid of Granite 4.0 H 350M's shape with random weights: streams at different positions, long windows.
+
+    python -m benchmarks.hybrids streams      # one stream, 16 at the same position, 16 at different ones
+    python -m benchmarks.hybrids cache        # keys and values in float32 and in int8, up to 32,768 tokens
+
+Times are the process's processor time on one thread, minima of a few steps.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+import torch
+
+from recurra.decoding.steps import prepare
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.state import batch, n_bytes
+
+_ATTENTION = {10, 13, 17, 27}
+
+
+def model(n_layer: int) -> LanguageModel:
+    """Make the model, or one of its first layers alone."""
+    torch.manual_seed(0)
+    options = {
+        "rotary-attention": {"n_heads": 12, "n_kv_heads": 4, "window": None, "rotated_share": 0.0},
+        "mamba2": {"d_state": 128, "n_heads": 48, "d_inner": 1536},
+    }
+    config = LanguageModelConfig(
+        vocab_size=100_352,
+        n_layer=n_layer,
+        d_model=768,
+        d_channel_mixing=2048,
+        mixer=["rotary-attention" if layer in _ATTENTION else "mamba2" for layer in range(n_layer)],
+        mixer_options=options,
+        feed_forward="swiglu",
+        norm="rms",
+        biases=False,
+        tie_embeddings=True,
+    )
+    return LanguageModel(config).eval()
+
+
+def state_after(step: Any, n_tokens: int) -> Any:
+    """A state as after so many tokens: keys and values are random, because reading would take long."""
+    _, state = step(torch.zeros(1, 2, dtype=torch.int64), None)
+    random = [torch.randn(1, n_tokens, *state.layers[layer][0].shape[2:]) for layer in _ATTENTION]
+    if state.layers[min(_ATTENTION)][0].dtype == torch.int8:
+        from recurra.layers.attention import quantized
+
+        random = [quantized(torch.randn(1, n_tokens, 4, 64)) for _ in _ATTENTION]
+    windows = dict(zip(_ATTENTION, random))
+    layers = [type(one)(windows[at], windows[at]) if at in windows else one for at, one in enumerate(state.layers)]
+    return type(state)(tuple(layers))
+
+
+def seconds(step: Any, state: Any, rows: int, count: int = 6) -> float:
+    """The shortest step."""
+    tokens, found = torch.zeros(rows, 1, dtype=torch.int64), []
+    for _ in range(count + 2):
+        start = time.process_time()
+        _, state = step(tokens, state)
+        found.append(time.process_time() - start)
+    return min(found[2:])  # the first ones copy the state into memory with room for more
+
+
+def streams(step: Any) -> dict[str, float]:
+    """Tokens per second."""
+    states = {
+        "one": [512],
+        "16, same position": [512] * 16,
+        "16, different positions": [256 + 33 * number for number in range(16)],
+    }
+    return {
+        name: round(len(lengths) / seconds(step, batch([state_after(step, n) for n in lengths]), len(lengths)), 1)
+        for name, lengths in states.items()
+    }
+
+
+def cache(step: Any) -> dict[str, dict[str, float]]:
+    """Milliseconds of a step, and megabytes of the state's keys and values."""
+    found = {}
+    for n_tokens in (512, 4_096, 32_768):
+        state = state_after(step, n_tokens)
+        size = sum(n_bytes(state.layers[layer]) for layer in _ATTENTION)
+        found[str(n_tokens)] = {"ms": round(1e3 * seconds(step, state, 1), 2), "MB": round(size / 1e6, 1)}
+    return found
+
+
+def main() -> None:
+    """Print one JSON object a line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("streams", "cache"))
+    parser.add_argument("--weights", default="int8")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    made = model(32)
+    with torch.inference_mode():
+        if arguments.what == "streams":
+            print(json.dumps(streams(prepare(made, arguments.weights))))
+        for kind in ("float32", "int8") if arguments.what == "cache" else ():
+            print(json.dumps({kind: cache(prepare(made, arguments.weights, kv_cache_dtype=kind))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Compiled steps of models with attention: rows whose windows hold different numbers of steps, in float32 and int8."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from recurra import state as states
+from recurra.decoding._program import StepProgram, lower_step
+from recurra.decoding._windows import prepare_attention
+from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.steps import CompiledStep, prepare
+from recurra.layers.attention import dequantized, quantized, quantized_size
+from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.state import Ragged, map_tensors, tensors
+
+pytestmark = pytest.mark.compile
+HYBRIDS = {
+    "groups": ("rotary-attention", {"n_heads": 4, "n_kv_heads": 2, "window": None}),
+    "odd": ("rotary-attention", {"n_heads": 3, "d_head": 20, "window": 7, "rotated_share": 0.5}),
+    "unrotated": ("rotary-attention", {"n_heads": 2, "window": 2, "d_head": 32, "rotated_share": 0.0}),
+    "scaled": ("rotary-attention", {"n_heads": 2, "n_kv_heads": 1, "window": 70, "query_scale": 0.7, "qk_norm": 1e-6}),
+    "gated": ("gated-attention", {"n_heads": 2, "window": 90}),
+    "beside": ("mamba2-attention", {"n_heads": 2, "d_state": 8, "n_mamba_heads": 2, "window": None}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def hybrid(name="groups", other="gated-delta-net"):
+    mixer, options = HYBRIDS[name]
+    config = LanguageModelConfig(
+        vocab_size=31,
+        n_layer=2,
+        d_model=48,
+        d_channel_mixing=41,
+        mixer=[mixer, other],
+        mixer_options={mixer: options, other: {"n_heads": 2}},
+    )
+    return LanguageModel(config).eval()
+
+
+def compiled(model):
+    """A compiled step, and the calls that go through the model."""
+    step, calls = CompiledStep(model, 31), []
+    for rows in (1, 2, 3, 12, 16):
+        step.program(rows)
+    step.model.register_forward_hook(lambda *_: calls.append(1))
+    return step, calls
+
+
+def assert_same_state(mine, right, tolerance):
+    for x, y in zip(tensors(mine), tensors(right), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        if x.dtype == torch.int8:
+            x, y = (dequantized(part, part.shape[-1] - 4) for part in (x, y))
+        assert not x.numel() or (x - y).abs().max() <= tolerance * y.abs().max()
+
+
+@pytest.mark.parametrize("cache", ["float32", "int8"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_stream_is_the_models(name, cache):
+    """Of 160 steps: the windows slide, and the memory behind a state is exchanged for a larger one."""
+    model = pack_linear_layers(hybrid(name), kv_cache_dtype=cache)
+    (step, calls), state, other = compiled(copy.deepcopy(model)), None, None
+    # a code between two others may be rounded to either, and moves what follows by a 127th of the largest number
+    tolerance = 5e-6 if cache == "float32" else 0.02
+    for piece in torch.randint(31, (1, 160)).split([3, *[1] * 90, 20, *[1] * 47], 1):
+        expected, state = model(piece, state)
+        logits, other = step(piece, other)
+        assert (logits - expected).abs().max() <= tolerance * expected.abs().max()
+        assert_same_state(other, state, tolerance)
+    assert len(calls) == 2  # the pieces
+
+
+@pytest.mark.parametrize("cache", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["groups", "odd", "beside"])
+@pytest.mark.parametrize("rows", [3, 11, 16])
+def test_streams_at_different_positions_are_each_what_they_are_alone(name, cache, rows):
+    step, calls = compiled(pack_linear_layers(hybrid(name), kv_cache_dtype=cache))
+    alone = [step.model(torch.randint(31, (1, 1 + 7 * number)))[1] for number in range(rows)]
+    together = states.batch(alone)
+    assert isinstance(together, Ragged)
+    calls.clear()
+    for tokens in torch.randint(31, (9, rows, 1)):
+        logits, together = step(tokens, together)
+        for number, token in enumerate(tokens.split(1)):
+            expected, alone[number] = step(token, alone[number])
+            assert torch.equal(logits[number : number + 1], expected)
+    assert not calls
+    for mine, right in zip(states.split(together), alone, strict=True):
+        assert_same_state(mine, right, 0)
+    some = states.select(together, torch.tensor([2, 0]))
+    assert_same_state(states.split(some)[1], alone[0], 0)
+    expected = step.model(torch.tensor([[4, 5], [6, 7]]), states.batch([alone[2], alone[0]]))[0]
+    assert torch.equal(step(torch.tensor([[4, 5], [6, 7]]), some)[0], expected)  # by the model, which takes such states
+    step.model.require_state(some, 2)
+
+
+def test_streams_that_join_others():
+    step, calls = compiled(pack_linear_layers(hybrid()))
+    singles = [step.model(torch.randint(31, (1, length)))[1] for length in (4, 9, 9)]
+    one, two = step(torch.tensor([[1], [2]]), states.batch(singles[:2]))[1], singles[2]
+    calls.clear()
+    logits, after = step(torch.tensor([[3], [4], [5]]), states.join([one, two]))
+    for number, (token, single) in enumerate(zip((3, 4, 5), [*states.split(one), two])):
+        expected, _ = step(torch.tensor([[token]]), single)
+        assert torch.equal(logits[number], expected[0])
+    assert not calls
+    assert states.n_streams(after) == 3
+
+
+@pytest.mark.parametrize("cache", ["float32", "int8"])
+def test_a_state_stays_what_it_was(cache):
+    """Two continue one state, which both leave as it is, and neither sees the other's steps."""
+    step, _ = compiled(pack_linear_layers(hybrid(), kv_cache_dtype=cache))
+    _, start = step(torch.tensor([[1]]), step.model(torch.tensor([[3, 4, 5]]))[1])
+    before = map_tensors(torch.Tensor.clone, start)
+    found = []
+    for first in (7, 8, 7):
+        state = start
+        for token in (first, 2, 3):
+            logits, state = step(torch.tensor([[token]]), state)
+        found.append((logits, state))
+    assert_same_state(start, before, 0)
+    assert torch.equal(found[0][0], found[2][0])
+    assert not torch.equal(found[0][0], found[1][0])
+    assert_same_state(found[0][1], found[2][1], 0)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_copies_no_keys(rows):
+    """Those of the last state are continued where they are."""
+    step, _ = compiled(pack_linear_layers(hybrid()))
+    _, state = step(torch.ones(rows, 1, dtype=torch.int64), step.model(torch.ones(rows, 3, dtype=torch.int64))[1])
+    places = set()
+    for _ in range(20):
+        _, state = step(torch.ones(rows, 1, dtype=torch.int64), state)
+        places.add(state.layers[0].keys.data_ptr())
+    assert len(places) == 1
+
+
+class _Attention(nn.Module):
+    """Attention alone, whose queries, keys and values are given."""
+
+    def __init__(self, cache, **options):
+        super().__init__()
+        self.mixer = RotaryAttention(32, **options)
+        prepare_attention(self.mixer, cache)
+
+    def forward(self, queries, keys, values, *past):
+        y, state = self.mixer.attend(queries, keys, values, RotaryAttentionState(*past))
+        return y * 1.0, *state
+
+
+@pytest.mark.parametrize("cache", ["float32", "int8"])
+@pytest.mark.parametrize(("heads", "groups", "d_head", "past"), [(3, 3, 20, 1), (6, 2, 16, 130), (5, 1, 36, 4_170)])
+def test_attention_is_that_in_float64(heads, groups, d_head, past, cache):
+    """To steps in one block, in several, and beyond 64 blocks; new codes equal those of torch."""
+    made = _Attention(cache, n_heads=heads, n_kv_heads=groups, d_head=d_head, window=None, rotation_base=100.0)
+    exact = RotaryAttention(32, n_heads=heads, n_kv_heads=groups, d_head=d_head, window=None, rotation_base=100.0)
+    queries, keys, values = (torch.randn(2, 1, n, d_head) for n in (heads, groups, groups))
+    kept = [torch.randn(2, past, groups, d_head) for _ in range(2)]
+    coded = [quantized(part) for part in kept] if cache == "int8" else kept
+    recorded = [part[:, :1] for part in coded]
+    program = StepProgram(lower_step(made, [queries, keys, values, *recorded]))
+    y, *after = program.run([queries, keys, values, *coded])
+    new = [torch.cat(pair, 1) for pair in zip(kept, (keys, values))]
+    if cache == "int8":
+        assert all(torch.equal(part[:, -1:], quantized(x)) for part, x in zip(after, (keys, values)))
+        new = [dequantized(quantized(part), d_head) for part in new]
+    else:
+        assert all(map(torch.equal, after, new))
+    state = RotaryAttentionState(*(part[:, :-1].double() for part in new))
+    expected, _ = exact.attend(queries.double(), *(part[:, -1:].double() for part in new), state)
+    # scores are sums of up to 36 products, off by some 1e-6, and so are the weights of values of up to 5
+    assert (y - expected).abs().max() <= 1e-6 * new[1].abs().max()
+
+
+def test_quantised_vectors():
+    x = torch.randn(3, 2, 20) * torch.tensor([1e-20, 1.0, 1e20])[:, None, None]
+    x[1, 0] = 0
+    codes = quantized(x)
+    assert codes.shape == (3, 2, quantized_size(20))
+    largest = x.abs().amax(-1, keepdim=True)
+    assert ((dequantized(codes, 20) - x).abs() <= largest * (0.5 / 127 + 1e-6)).all()
+    assert quantized_size(64) == 68
+
+
+def test_what_has_no_keys_is_refused():
+    with pytest.raises(ValueError, match="kv_cache_dtype is 'int8'; expected float32 for a model without"):
+        prepare(LanguageModel(LanguageModelConfig(vocab_size=31)).eval(), kv_cache_dtype="int8")
+    with pytest.raises(ValueError, match="kv_cache_dtype is"):
+        prepare(hybrid(), kv_cache_dtype="int4")
