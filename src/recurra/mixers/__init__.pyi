@@ -37,6 +37,7 @@ from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
 from recurra.mixers.short_conv import GatedShortConvolution, GatedShortConvolutionState
 from recurra.mixers.slstm import SLSTM, SLSTMState
+from recurra.mixers.zamba2 import Zamba2
 
 __all__ = [
     "GRU",
@@ -114,6 +115,7 @@ __all__ = [
     "S5State",
     "SLSTMState",
     "StateSpec",
+    "Zamba2",
     "create_mixer",
     "list_mixers",
     "register_mixer",

@@ -17,7 +17,7 @@ from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, MixtureOfE
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding, ScaledHead
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, create_mixer, mixer_options
+from recurra.mixers.base import Mixer, _mixers, create_mixer, mixer_options
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
@@ -312,7 +312,13 @@ class LanguageModel(LanguageModelShell):
                 _numbered(config.mixers), config.feed_forwards, config.norm_places
             )
         )
-        self.d_carried = max(cast(MixerBlock, block).mixer.d_carried for block in self.blocks)
+        mixers = [cast(MixerBlock, block).mixer for block in self.blocks]
+        self.d_carried = max(mixer.d_carried for mixer in mixers)
+        kinds = {mixer.takes_stream: name for mixer, (name, _) in zip(mixers, config.mixers) if mixer.d_carried}
+        require(len(kinds) < 2, "mixer", config.mixer, f"not both {' and '.join(kinds.values())}, which carry channels")
+        self.carries_embedding = True in kinds
+        for number, mixer in enumerate(mixers):
+            mixer.share([one for one in mixers[:number] if type(one) is type(mixer)])
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
@@ -341,7 +347,7 @@ class LanguageModel(LanguageModelShell):
         n_layer = len(self.blocks)
         layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
         if self.d_carried:
-            x = functional.pad(x, (0, self.d_carried))
+            x = torch.cat([x, x], -1) if self.carries_embedding else functional.pad(x, (0, self.d_carried))
         x, next_layers = self.run_blocks(x, layers, **options)
         x = self.norm(x[..., : self.config.d_model])
         return mask_fill(x, options.get("mask"), 0), LanguageModelState(next_layers)
@@ -374,11 +380,12 @@ class LanguageModel(LanguageModelShell):
 
 
 def _numbered(mixers: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Tell each mixer that has an option `layer` which of its name it is, from 1, if there are several."""
+    """Tell each mixer that has an option `layer` which of its name it is, from 1, if there are several or it asks."""
     names, counts = [name for name, _ in mixers], Counter[str]()
     for name, options in mixers:
         counts[name] += 1
-        is_numbered = names.count(name) > 1 and "layer" in mixer_options(name)
+        is_needed = len(names) > 1 and _mixers[name].takes_stream
+        is_numbered = is_needed or (names.count(name) > 1 and "layer" in mixer_options(name))
         yield name, {**options, "layer": counts[name]} if is_numbered else options
 
 
@@ -388,19 +395,21 @@ def _embedding(config: LanguageModelConfig) -> nn.Embedding:
     return ScaledEmbedding(config.vocab_size, config.d_model, config.embedding_scale)
 
 
-def _norm(config: LanguageModelConfig) -> nn.Module:
+def _norm(config: LanguageModelConfig, mixer: Mixer | None = None) -> nn.Module:
+    if mixer is not None and mixer.takes_stream:
+        return nn.Identity()
     return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
 
 
 def _block(mixer: Mixer, feed_forward: str, place: str, config: LanguageModelConfig) -> MixerBlock:
     added = (config.dropout, config.residual_scale)
     if config.d_channel_mixing == 0 or feed_forward == "none":
-        return MixerBlock(mixer, _norm(config), *added)
+        return MixerBlock(mixer, _norm(config, mixer), *added)
     kind = FEED_FORWARDS[feed_forward]
     is_mixture = kind is MixtureOfExperts
     options = config.feed_forward_options if is_mixture else {}
     network = kind(config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases, **options)
-    return (ExpertsBlock if is_mixture else _BLOCKS[place])(mixer, _norm(config), network, _norm(config), *added)
+    return (ExpertsBlock if is_mixture else _BLOCKS[place])(mixer, _norm(config, mixer), network, _norm(config), *added)
 
 
 def _initialise(module: nn.Module) -> None:
