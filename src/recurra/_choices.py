@@ -45,6 +45,7 @@ PUBLISHED_CLASSES = {
     "rwkv": "RwkvForCausalLM",
     "rwkv7": "RWKV7ForCausalLM",
     "xlstm": "xLSTMForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
 }
 """Transformers' classes that can be converted, and flash-linear-attention's for RWKV-7, by their model_type."""
 

@@ -131,6 +131,7 @@ JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
 DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
 OLMO = {"n_heads": 2, "rotated_share": 0.0, "window": None, "qk_norm": 1e-5, "qk_norm_over": "all"}
 LATENT = {"n_heads": 2, "rotation_base": None, "window": None, "d_query_latent": 5}
+ZAMBA = {"n_heads": 2, "window": None, "n_mamba_heads": 1, "least_step": 0.01}
 SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
 HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
@@ -143,8 +144,12 @@ HYBRIDS: dict[str, dict] = {
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
     "olmo_hybrid": {"gated-delta-net": {"n_heads": 2}, "rotary-attention": OLMO},
     "kimi_linear": {"kda": {"n_heads": 2}, "mla": LATENT},
+    "zamba2": {"mamba2": {"d_state": 64, "least_step": 0.01}, "zamba2": ZAMBA},
 }
-PLACES = {"olmo_hybrid": {"norm_place": ["before", "after"]}}
+CHANGES = {
+    "olmo_hybrid": {"norm_place": ["before", "after"]},
+    "zamba2": {"d_channel_mixing": 0, "feed_forward": "gelu", "tie_embeddings": True},
+}
 
 
 def portable(options, mixers=None, **changes) -> PortableModel:
@@ -156,7 +161,7 @@ def portable(options, mixers=None, **changes) -> PortableModel:
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_our_own_hybrid_of_published_shape_is_exported(name, tmp_path):
-    ours, tokens = portable(HYBRIDS[name], **PLACES.get(name, {})), torch.randint(50, (2, 21))
+    ours, tokens = portable(HYBRIDS[name], **CHANGES.get(name, {})), torch.randint(50, (2, 21))
     to_huggingface(ours, tmp_path / "theirs")
     peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     with torch.inference_mode():
@@ -298,6 +303,15 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
             "negative_eigenvalues True instead of False of kda",
         ),
         (lambda: portable({"kda": {}}, tie_embeddings=True), "expected one that transformers has a class for"),
+        (lambda: portable({"zamba2": ZAMBA}, **PLAIN), "expected one that transformers has a class for"),
+        (
+            lambda: portable({"mamba2": {}, "zamba2": ZAMBA}, **PLAIN),
+            "mixer .*zamba2.* instead of 'mamba2'; .* a Mamba2",
+        ),
+        (
+            lambda: portable({"zamba2": ZAMBA | {"window": 5}}, **PLAIN, tie_embeddings=True),
+            "window 5 instead of None of",
+        ),
         (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),

@@ -42,6 +42,7 @@ from recurra.convert.published._rules import (
 )
 from recurra.convert.published._rwkv7 import OF_THE_AUTHORS, RWKV7, entries_of_pth, without_unused
 from recurra.convert.published._settings import Settings
+from recurra.convert.published._zamba import ZAMBA2
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -50,7 +51,7 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
+        *(JAMBA, ZAMBA2, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
         *(KIMI_LINEAR, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
     )
 }
@@ -240,7 +241,7 @@ def published_form(
     architecture, entries = _described(model, known.values())
     config: Any = model.config
     weights = weights_by_their_names(model, rules_of(architecture, config))
-    if tied_parameters(model):
+    if config.tie_embeddings:
         del weights[architecture.head]
     bias = weights.pop(_head_bias(architecture), None)
     if bias is not None and bias.any():
@@ -318,6 +319,7 @@ def _differing_options(config: LanguageModelConfig, theirs: LanguageModelConfig)
     return [
         f"{option} {value!r} instead of {options[name][option]!r} of {name}"
         for name, given in own.items()
+        if name in options  # if not, mixers differ
         for option, value in given.items()
         if option not in _OF_NEW_WEIGHTS and _differ(value, options[name][option])
         if None not in (value, options[name][option]) or mixer_options(name)[option] is not None
