@@ -64,6 +64,7 @@ TRANSITIONS = {
     "gla": {"gate_projection.0.weight", "gate_projection.1.bias", "gate_projection.1.weight"},
     "h3": {"frequency", "log_decay", "log_step"},
     "hgrn2": {"forget.weight"},
+    "lightning-attention": {"log_rate"},
     "kda": {"A_log", "decay_projection.0.weight", "decay_projection.1.weight", "dt_bias"},
     "linear-rnn": {"recurrence.alpha"},
     "lru": {"nu", "theta"},

@@ -10,6 +10,7 @@ from recurra.mixers.h3 import H3, H3State
 from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 from recurra.mixers.hyena import Hyena, HyenaState
 from recurra.mixers.kda import KimiDeltaAttention
+from recurra.mixers.lightning_attention import LightningAttention, LightningAttentionState
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
@@ -72,6 +73,8 @@ __all__ = [
     "HyenaState",
     "KimiDeltaAttention",
     "LRUState",
+    "LightningAttention",
+    "LightningAttentionState",
     "LinearAttention",
     "LinearAttentionState",
     "LinearRNN",
