@@ -37,6 +37,7 @@ PUBLISHED_CLASSES = {
     "kimi_linear": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
     "olmo_hybrid": "OlmoHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",

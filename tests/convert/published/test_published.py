@@ -247,6 +247,12 @@ def test_shards_with_an_index(copy):
             {"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2]}},
             r"full_attn_layers and kda_layers is \(\[2\], \[1, 2\]\); expected each of 3 layers once, from 1",
         ),
+        ("minimax", {"hidden_act": "gelu"}, "hidden_act in .* is 'gelu', which is not supported; expected 'silu' or"),
+        ("minimax", {"mlp_alpha_factor": 2.0}, r"mlp_alpha_factor is \[1\.0, 1\.0, 2\.0\]; expected one number: diff"),
+        ("minimax", {"mlp_beta_factor": 0.0}, r"mlp_beta_factor in .* is 0\.0; expected a number above 0"),
+        ("minimax", {"head_dim": 8}, r"the shape of .*qkv_proj.* is \(72, 24\); expected 96 rows"),
+        ("minimax", {"layer_types": ["linear_attention"]}, "layer_types is .*, full_attention for each of 3 layers"),
+        ("minimax", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; expected 1.0, as"),
         ("zamba2", {"add_bias_linear": True}, "add_bias_linear in .* is True, which is not supported; expected False"),
         (
             "zamba2",

@@ -114,6 +114,8 @@ class Architecture(NamedTuple):
     """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
     other_layout: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
     """Brings the tensors of other folders, once their names begin as usual, into the usual layout."""
+    derived: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
+    """Adds tensors that the class keeps too, to those that are written."""
 
     @property
     def class_name(self) -> str:
@@ -423,7 +425,7 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
 def heads_of(block: Block) -> tuple[int, int, int]:
     """Return the heads of queries, those of keys and values, and the channels of one."""
     n_heads = block.options["n_heads"]
-    return n_heads, block.options["n_kv_heads"] or n_heads, block.options["d_head"] or block.d_model // n_heads
+    return n_heads, block.options.get("n_kv_heads") or n_heads, block.options["d_head"] or block.d_model // n_heads
 
 
 def turned_pairs(block: Block) -> Tensor:

@@ -22,6 +22,7 @@ from recurra.convert.published._delta_nets import OLMO_HYBRID, QWEN3_5, QWEN3_5_
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._kimi import KIMI_LINEAR
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._minimax import MINIMAX
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     EXPERTS,
@@ -52,7 +53,7 @@ ARCHITECTURES = {
     one.model_type: one
     for one in (
         *(JAMBA, ZAMBA2, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
-        *(KIMI_LINEAR, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
+        *(KIMI_LINEAR, MINIMAX, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
     )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
@@ -247,7 +248,7 @@ def published_form(
     if bias is not None and bias.any():
         expected = f"zeros, as the head of a {architecture.class_name} has no bias"
         raise ValueError(sentence("head.linear.bias", "not zero", expected, "train with model.tie_embeddings true"))
-    return architecture, entries, join_fused(weights, fused_of(architecture, config))
+    return architecture, entries, architecture.derived(join_fused(weights, fused_of(architecture, config)))
 
 
 def without_unused_tokens(portable: PortableModel) -> PortableModel:
