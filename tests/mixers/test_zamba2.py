@@ -56,21 +56,22 @@ def test_it_is_the_equation(layer):
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    mixers = ["zamba2", "mamba2", "zamba2", "zamba2"]
+    mixers = ["zamba2", "mamba2", "zamba2", "zamba2", "zamba2"]
     options = {"zamba2": {**SIZES, "n_shared": 2}, "mamba2": {"d_state": 5}}
-    return LanguageModel(LanguageModelConfig(11, None, 4, 12, 0, mixers, options)).eval()
+    return LanguageModel(LanguageModelConfig(11, None, 5, 12, 0, mixers, options)).eval()
 
 
 def test_every_second_layer_of_a_model_shares_its_matrices(model):
-    first, _, second, third = (block.mixer for block in model.blocks)
+    first, _, second, third, fourth = (block.mixer for block in model.blocks)
     for name, shared in (("down", True), ("norm_attention", True), ("norm_feed_forward", True), ("projection", False)):
         assert (getattr(first, name) is getattr(third, name)) == shared
+        assert (getattr(second, name) is getattr(fourth, name)) == shared
         assert getattr(first, name) is not getattr(second, name)
     for layers in (lambda x: x.attention.qkv, lambda x: x.gate_up):
         assert layers(first).linear is layers(third).linear
         assert layers(first).adapters[0] is not layers(third).adapters[0]
     assert first.attention.output_projection is third.attention.output_projection
-    packed, _, _, again = (block.mixer for block in pack_linear_layers(model, "int8").blocks)
+    packed, _, _, again, _ = (block.mixer for block in pack_linear_layers(model, "int8").blocks)
     assert packed.down is again.down
     assert packed.gate_up.linear is again.gate_up.linear
 

@@ -70,6 +70,6 @@ class LightningAttention(Mixer):
         heads = at_least_float32(functional.silu(self.qkv(x))).unflatten(-1, (3, self.n_heads, -1))
         q, k, v = heads.unbind(2)
         decay = mask_fill(self._decay().to(v.dtype)[:, None].expand(*v.shape[:3], 1), mask, 1)
-        y, h = gate_loop(q, mask_fill(k, mask, 0), v, decay, state=state.h)
+        y, h = gate_loop(q, k, v, decay, state=state.h)  # padding is zeros, and so are its keys
         y = torch.sigmoid(self.gate_projection(x)) * self.norm(y.flatten(2))
         return self.output_projection(y.to(x.dtype)), LightningAttentionState(h)

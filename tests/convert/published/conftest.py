@@ -174,7 +174,7 @@ KIMI = {
 OF_KIMI = {"q_lora_rank": 9, "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False}
 ZAMBA = {
     "num_hidden_layers": 5,
-    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid", "hybrid"],
     "num_mem_blocks": 2,
     "intermediate_size": 20,
     "mamba_d_state": 6,

@@ -263,9 +263,9 @@ def test_shards_with_an_index(copy):
         (
             "zamba2",
             {"hybrid_layer_ids": [1]},
-            r"hybrid_layer_ids in .* is \[1\], which is not supported; expected \[1, 3",
+            r"hybrid_layer_ids in .* is \[1\], which is not supported; expected \[1, 2",
         ),
-        ("zamba2", {"num_mem_blocks": 1}, r"unknown: model\.layers\.3\.shared_transformer\.feed_forward\.down_proj"),
+        ("zamba2", {"num_mem_blocks": 1}, r"unknown: model\.layers\.2\.shared_transformer\.feed_forward\.down_proj"),
         (
             "zamba2",
             {"use_shared_attention_adapter": True},
