@@ -64,11 +64,13 @@ OLDER = {
     ),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
+    "minimax": ("rope_theta", "partial_rotary_factor", "num_experts"),
     "olmo_hybrid": ("rope_theta", "partial_rotary_factor"),
     "qwen3_5_moe_text": ("intermediate_size", "norm_topk_prob", "full_attention_interval", "mlp_only_layers"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
     "rwkv": ("attention_hidden_size",),
     "xlstm": ("embedding_dim", "num_blocks"),
+    "zamba2": ("layer_types", "rope_theta"),
 }
 """Entries that the config.json of transformers does not have, or not always."""
 FIRST_CASES = [*{kind: name for name, (kind, _) in reversed(CASES.items())}.values(), "nemotron-latent-experts"]
