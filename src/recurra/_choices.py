@@ -40,6 +40,7 @@ PUBLISHED_CLASSES = {
     "kimi_linear": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
     "olmo_hybrid": "OlmoHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -48,6 +49,7 @@ PUBLISHED_CLASSES = {
     "rwkv": "RwkvForCausalLM",
     "rwkv7": "RWKV7ForCausalLM",
     "xlstm": "xLSTMForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
 }
 """Transformers' classes that can be converted, and flash-linear-attention's for RWKV-7, by their model_type."""
 

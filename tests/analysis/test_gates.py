@@ -15,6 +15,7 @@ OPTIONS = {
     "mamba2-attention": {"d_state": 4},
     "mamba3": {"d_state": 8},
     "mlstm": {"n_heads": 2},
+    "zamba2": {"d_state": 4},
 }
 WITHOUT_GATES = {
     *("gated-attention", "mla", "relative-attention", "rotary-attention", "reformer"),  # the steps themselves

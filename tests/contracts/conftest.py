@@ -62,6 +62,7 @@ OPTIONS: dict[str, dict] = {
     "mamba2": {"d_state": 5, "n_heads": 2, "n_groups": 2},
     "mamba2-attention": {"d_state": 5, "d_inner": 18, "n_mamba_heads": 2, "n_heads": 2, "window": 5},
     "mamba3": {"d_state": 8, "n_heads": 2},
+    "lightning-attention": {"n_heads": 2},
     "mla": {"window": 5, "n_heads": 2, "d_value": 5, "d_latent": 7, "d_query_latent": 4},
     "mlstm": {"n_heads": 2},
     "h3": {"d_state": 6},
@@ -71,6 +72,7 @@ OPTIONS: dict[str, dict] = {
     "retnet": {"n_heads": 2},
     "rg-lru": {"n_heads": 2, "lru_width": 8},
     "rotary-attention": {"window": 5, "n_heads": 2},
+    "zamba2": {"d_state": 5, "d_inner": 18, "n_mamba_heads": 2, "n_heads": 2, "window": 5, "d_hidden": 7},
 }
 
 
@@ -92,6 +94,16 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
             "feed_forward_options": {"n_experts": 5, "d_shared": 3},
             "residual_scale": 0.7,
             "logit_scale": 0.4,
+        },
+        "stream": {  # with norms, and experts in one block
+            "norm_place": "stream",
+            "feed_forward": ["gelu", "mixture-of-experts"],
+            "feed_forward_options": {"n_experts": 3},
+        },
+        "shared": {  # attention, and embedded tokens from block to block
+            "mixer": "zamba2",
+            "mixer_options": {"d_state": 5, "n_heads": 2, "window": 5, "adapts_attention": True},
+            "residual_scale": 0.3,  # so that rounding errors do not grow from norm to norm
         },
         "values": {"mixer": "rwkv7", "mixer_options": {"n_heads": 2}},  # handed on from block to block
     },

@@ -54,6 +54,7 @@ REFUSED = [
     ("s5", {"d_state": 12, "blocks": 4}, "blocks is 4; expected a divisor of d_state / 2 = 6"),
     ("s5", {"max_step": 0.0001}, "min_step is 0.001; expected at most max_step = 0.0001"),
     ("slstm", {"n_heads": 12}, "d_model is 12; expected at least 2 channels a head for the norm, 24 in all"),
+    ("zamba2", {"n_heads": 5}, "n_heads is 5; expected a divisor of d_model = 24: or set d_head"),
     ("reformer", {"dropout": math.nan, "n_heads": 2}, f"dropout is nan; {PROBABILITY}"),
 ]
 TRANSITIONS = {
@@ -63,6 +64,7 @@ TRANSITIONS = {
     "gla": {"gate_projection.0.weight", "gate_projection.1.bias", "gate_projection.1.weight"},
     "h3": {"frequency", "log_decay", "log_step"},
     "hgrn2": {"forget.weight"},
+    "lightning-attention": {"log_rate"},
     "kda": {"A_log", "decay_projection.0.weight", "decay_projection.1.weight", "dt_bias"},
     "linear-rnn": {"recurrence.alpha"},
     "lru": {"nu", "theta"},
@@ -70,6 +72,7 @@ TRANSITIONS = {
     "mamba2": {"log_decay", "step_bias"},
     "mamba2-attention": {"mamba.log_decay", "mamba.step_bias"},
     "mamba3": {"step_bias"},
+    "zamba2": {"mamba.log_decay", "mamba.step_bias"},
     "rg-lru": {"decay", "recurrence_gate.bias", "recurrence_gate.weight"},
     "rwkv4": {"bonus", "log_decay"},
     "rwkv7": {"decay_bias", "decay_projection.0.weight", "decay_projection.2.weight"},

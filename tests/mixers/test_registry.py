@@ -24,7 +24,7 @@ def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_pytho
 def test_an_unknown_name_gets_near_ones_or_all():
     with pytest.raises(ValueError, match=r"^unknown mixer 'gatelop': did you mean gateloop\?$"):
         recurra.create_mixer("gatelop", 8)
-    with pytest.raises(ValueError, match=r"^unknown mixer 'q'; there are: delta-net, .*slstm$"):
+    with pytest.raises(ValueError, match=r"^unknown mixer 'q'; there are: delta-net, .*zamba2$"):
         recurra.create_mixer("q", 8)
 
 

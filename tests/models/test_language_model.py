@@ -51,7 +51,7 @@ def test_blocks_of_time_mixing_alone():
     torch.testing.assert_close(torch.cat([first, model(tokens[:, 2:], state)[0]], 1), logits, rtol=1e-10, atol=1e-10)
 
 
-def test_norms_after_the_layers():
+def test_norms_after_the_layers_and_of_the_stream():
     torch.manual_seed(0)
     model, tokens = LanguageModel(small(norm_place=["after", "before"])).double(), torch.randint(7, (2, 5))
     assert [type(block) for block in model.blocks] == [NormAfterBlock, Block]
@@ -61,6 +61,14 @@ def test_norms_after_the_layers():
     x = x + first.norm_feed_forward(first.feed_forward(x))
     x = x + second.mixer(second.norm_mixing(x))[0]
     x = x + second.feed_forward(second.norm_feed_forward(x))
+    torch.testing.assert_close(model(tokens)[0], model.head(model.norm(x)), rtol=1e-12, atol=1e-12)
+    model = LanguageModel(small(norm_place="stream")).double()
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x = block.norm_mixing(x)
+        x = x + block.mixer(x)[0]
+        x = block.norm_feed_forward(x)
+        x = x + block.feed_forward(x)
     torch.testing.assert_close(model(tokens)[0], model.head(model.norm(x)), rtol=1e-12, atol=1e-12)
     model = LanguageModel(small(norm_place="after", residual_init_scale=0.0))
     assert torch.equal(model(tokens)[0], model.head(model.norm(model.embedding(tokens))))
@@ -181,10 +189,13 @@ def test_scaled_residual_branches(mixer, feed_forward):
         ({"d_model": -8}, "d_model is -8"),
         ({"d_channel_mixing": 0, "feed_forward": "swiglu"}, "feed_forward is 'swiglu'; expected 'gelu' with"),
         ({"norm": "batch"}, "norm is 'batch'; expected one of layer, rms"),
-        ({"norm_place": "both"}, "norm_place is 'both'; expected one of before, after"),
+        ({"norm_place": "both"}, "norm_place is 'both'; expected one of before, after, stream"),
         ({"norm_place": ["after"]}, r"norm_place is \['after'\]; expected one place for each of n_layer = 2"),
-        ({"norm_place": "after", "d_channel_mixing": 0}, "norm_place is 'after'; expected 'before' without a dense"),
-        ({"norm_place": "after", "feed_forward": "mixture-of-experts"}, "norm_place is 'after'; expected 'before' wi"),
+        ({"norm_place": "after", "d_channel_mixing": 0}, "norm_place is 'after'; expected 'before' with no feed-"),
+        (
+            {"norm_place": "after", "feed_forward": "mixture-of-experts"},
+            "norm_place is 'after'; expected 'before' o",
+        ),
         ({"logit_cap": 0.0}, "logit_cap is 0.0; expected a finite number above 0"),
         ({"mixer": ["gateloop"]}, r"mixer is \['gateloop'\]; expected one name for each of n_layer = 2"),
         (

@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict] = {
     "mla": {"window": 5, "n_heads": 2},
     "mlstm": {"n_heads": 2},
     "retnet": {"n_heads": 2},
+    "zamba2": {"d_state": 5, "n_heads": 2, "window": 5},
 }
 
 

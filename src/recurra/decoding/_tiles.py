@@ -339,5 +339,6 @@ _COUNTS = 6, 4, 2, 1
 int8_six, int8_four, int8_two, int8_one = _tiles(_lines, _COUNTS, n_lines=4, is_int8=True)
 bfloat16_six, bfloat16_four, bfloat16_two, bfloat16_one = _tiles(_lines, _COUNTS, n_lines=2, is_int8=False)
 int8_six_of_many, bfloat16_six_of_many = (_tile(_lines, 6, n_lines=1, is_int8=which) for which in (True, False))
-int4_six, int4_four, int4_two, int4_one = _tiles(_int4, _COUNTS, fetches=1)
+int4_six, int4_four = _tiles(_int4, (6, 4), fetches=1)
 int4_six_more, int4_four_more = _tiles(_int4, (6, 4), fetches=0)
+int4_two, int4_one = _tiles(_int4, (2, 1), fetches=0)  # fetched by the processor: 0.8 of the time on a Zen 4

@@ -471,10 +471,12 @@ def pack_linear_layers(model: _Model, dtype: str = "float32", *, kv_cache_dtype:
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=shared)
+    packed: dict[nn.Module, nn.Module] = {}  # by layer: one that several modules have stays one
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear or type(child) is TiedLinear:
-                setattr(parent, name, DecodingLinear(child, dtype))
+                packed[child] = packed.get(child) or DecodingLinear(child, dtype)
+                setattr(parent, name, packed[child])
             elif type(child) is Experts:
                 setattr(parent, name, DecodingExperts(child, dtype))
             elif dtype != "float32" and type(child) in _PACKED:

@@ -420,7 +420,7 @@ class BlockDiagonalLinear(nn.Module):
 
 
 class TiedLinear(LinearWeights):
-    """y = W x where W is the embedding too. An adapter on it would change the embedding when it is merged."""
+    """y = W x where W is also the embedding, or that of other layers. A merged adapter on it would change those."""
 
     def forward(self, x: Float[Tensor, "*shape n_in"]) -> Float[Tensor, "*shape n_out"]:
         """Multiply with the weights."""

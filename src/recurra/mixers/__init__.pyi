@@ -10,6 +10,7 @@ from recurra.mixers.h3 import H3, H3State
 from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 from recurra.mixers.hyena import Hyena, HyenaState
 from recurra.mixers.kda import KimiDeltaAttention
+from recurra.mixers.lightning_attention import LightningAttention, LightningAttentionState
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
@@ -37,6 +38,7 @@ from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
 from recurra.mixers.short_conv import GatedShortConvolution, GatedShortConvolutionState
 from recurra.mixers.slstm import SLSTM, SLSTMState
+from recurra.mixers.zamba2 import Zamba2
 
 __all__ = [
     "GRU",
@@ -71,6 +73,8 @@ __all__ = [
     "HyenaState",
     "KimiDeltaAttention",
     "LRUState",
+    "LightningAttention",
+    "LightningAttentionState",
     "LinearAttention",
     "LinearAttentionState",
     "LinearRNN",
@@ -114,6 +118,7 @@ __all__ = [
     "S5State",
     "SLSTMState",
     "StateSpec",
+    "Zamba2",
     "create_mixer",
     "list_mixers",
     "register_mixer",

@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -104,6 +104,9 @@ class Mixer(nn.Module, ABC):
     """Channels that the mixer takes after the d_model of x and returns after those of y. In a model they pass from
     block to block, zeros at first. The mixer needs an option `layer`, which a model with several of its name sets to
     their number, from 1."""
+    takes_stream: ClassVar[bool] = False
+    """Whether x is the residual stream itself, not a norm of it, and the carried channels are the embedded tokens. In
+    a model of several layers the mixer then always has a number `layer`."""
     across: "_Across | None" = None
     """Set by sequence parallelism while it calls the mixer."""
 
@@ -256,6 +259,9 @@ class Mixer(nn.Module, ABC):
             return converted
 
         return super()._apply(convert, recurse)
+
+    def share(self, earlier: Sequence["Mixer"]) -> None:
+        """Share parameters with the mixers of its name that a model has before it; none by default."""
 
     def why_not_exportable(self) -> str:
         """Return why no single graph covers any number of steps; empty if one graph does."""

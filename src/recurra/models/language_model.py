@@ -17,7 +17,7 @@ from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, MixtureOfE
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding, ScaledHead
 from recurra.lengths import mask_fill
-from recurra.mixers.base import Mixer, create_mixer, mixer_options
+from recurra.mixers.base import Mixer, _mixers, create_mixer, mixer_options
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
@@ -55,15 +55,16 @@ class MixerBlock(nn.Module):
         carried = None
         if x.shape[-1] > self.mixer.d_model:
             x, carried = x.tensor_split([self.mixer.d_model], -1)
-        mixed, carried, state = self.mix_steps(x, carried, state, lengths)
-        x = self.mix_channels(x + self.dropout(mixed), routing, lengths.get("mask"))
+        x, carried, state = self.mix_steps(x, carried, state, lengths)
+        x = self.mix_channels(x, routing, lengths.get("mask"))
         return x if carried is None else torch.cat([x, carried], -1), state
 
     def mix_steps(
         self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
     ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
-        """Apply the norm and the time mixing layer; return what it adds, the carried channels and the state."""
-        return self._call_mixer(self.norm_mixing(x), carried, state, lengths)
+        """Apply the norm and the time mixing layer; return x, the carried channels and the state after it."""
+        mixed, carried, state = self._call_mixer(self.norm_mixing(x), carried, state, lengths)
+        return x + self.dropout(mixed), carried, state
 
     def _call_mixer(
         self, x: Tensor, carried: Tensor | None, state: Any, lengths: dict[str, Any]
@@ -112,8 +113,14 @@ class Block(MixerBlock):
     def mix_channels(
         self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "B L d_model"]:
-        """Apply the feed-forward network."""
-        mixed: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        """Apply the norm and the feed-forward network."""
+        return x + self.dropout(self.call_network(self.norm_feed_forward(x), routing, mask))
+
+    def call_network(
+        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None, mask: Tensor | None
+    ) -> Float[Tensor, "B L d_model"]:
+        """Apply the feed-forward network alone."""
+        mixed: Tensor = self.feed_forward(x)
         return mixed
 
 
@@ -125,7 +132,7 @@ class NormAfterBlock(Block):
     ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
         """Apply the time mixing layer, then the norm."""
         mixed, carried, state = self._call_mixer(x, carried, state, lengths)
-        return self.norm_mixing(mixed), carried, state
+        return x + self.dropout(self.norm_mixing(mixed)), carried, state
 
     def mix_channels(
         self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
@@ -141,19 +148,43 @@ class NormAfterBlock(Block):
             norm.weight.mul_(scale)  # type: ignore[operator]
 
 
-class ExpertsBlock(Block):
-    """The same with a mixture of experts."""
+class NormedStreamBlock(Block):
+    """x = norm(x); x = x + TimeMixing(x); x = norm(x); x = x + FFN(x), as in MiniMax-01 (arXiv 2501.08313)."""
+
+    def mix_steps(
+        self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
+    ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
+        """Apply the norm to the stream, then the time mixing layer."""
+        x = self.norm_mixing(x)
+        mixed, carried, state = self._call_mixer(x, carried, state, lengths)
+        return x + self.dropout(mixed), carried, state
 
     def mix_channels(
         self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "B L d_model"]:
+        """Apply the norm to the stream, then the feed-forward network."""
+        x = self.norm_feed_forward(x)
+        return x + self.dropout(self.call_network(x, routing, mask))
+
+
+class ExpertsBlock(Block):
+    """The same as `Block` with a mixture of experts."""
+
+    def call_network(
+        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None, mask: Tensor | None
+    ) -> Float[Tensor, "B L d_model"]:
         """Apply the experts that the router chooses."""
-        mixed: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x), routing, mask))
+        mixed: Tensor = self.feed_forward(x, routing, mask)
         return mixed
 
 
-_BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock}
+class _NormedStreamExpertsBlock(ExpertsBlock, NormedStreamBlock):
+    """Norms of the stream, and a mixture of experts."""
+
+
+_BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock, "stream": NormedStreamBlock}
 """With dense feed-forward networks, by the place of the norms."""
+_EXPERTS_BLOCKS: dict[str, type[Block]] = {"before": ExpertsBlock, "stream": _NormedStreamExpertsBlock}
 
 
 _EXPERT_OPTIONS = {
@@ -192,7 +223,8 @@ class LanguageModelConfig(ModelConfig):
     """The norms of all layers and before the head: "layer" or "rms"."""
     norm_place: str | list[str] = "before"
     """Where the norms of a block are: "before" its time mixing and its feed-forward network, or "after" both, as in
-    OLMo 2; one for all blocks or one per block. Blocks with "after" need a dense feed-forward network."""
+    OLMo 2, or in the residual "stream" before both, as in MiniMax-01; one for all blocks or one per block. Blocks with
+    "after" need a dense feed-forward network, and those with "stream" one or a mixture of experts."""
     norm_epsilon: float = 1e-5
     """Added to the mean square in the norms."""
     biases: bool = True
@@ -250,8 +282,10 @@ class LanguageModelConfig(ModelConfig):
         for name, place in pairs:
             choose("feed_forward", {**FEED_FORWARDS, "none": None}, name)
             choose("norm_place", _BLOCKS, place)
-            is_dense = self.d_channel_mixing > 0 and name not in ("none", "mixture-of-experts")
-            require(is_dense or place == "before", "norm_place", place, "'before' without a dense feed-forward network")
+            has_network = self.d_channel_mixing > 0 and name != "none"
+            places = [*(_EXPERTS_BLOCKS if name == "mixture-of-experts" else _BLOCKS)] if has_network else ["before"]
+            expected = " or ".join(map(repr, places)) + f" with {name if has_network else 'no feed-forward network'}"
+            require(place in places, "norm_place", place, expected)
         names = [name for name, _ in pairs]
         require(
             isinstance(self.feed_forward_options, dict), "feed_forward_options", self.feed_forward_options, "a dict"
@@ -312,7 +346,13 @@ class LanguageModel(LanguageModelShell):
                 _numbered(config.mixers), config.feed_forwards, config.norm_places
             )
         )
-        self.d_carried = max(cast(MixerBlock, block).mixer.d_carried for block in self.blocks)
+        mixers = [cast(MixerBlock, block).mixer for block in self.blocks]
+        self.d_carried = max(mixer.d_carried for mixer in mixers)
+        kinds = {mixer.takes_stream: name for mixer, (name, _) in zip(mixers, config.mixers) if mixer.d_carried}
+        require(len(kinds) < 2, "mixer", config.mixer, f"not both {' and '.join(kinds.values())}, which carry channels")
+        self.carries_embedding = True in kinds
+        for number, mixer in enumerate(mixers):
+            mixer.share([one for one in mixers[:number] if type(one) is type(mixer)])
         self.norm = _norm(config)
         kind, bias = (TiedLinear, False) if config.tie_embeddings else (nn.Linear, config.biases)
         linear = kind(config.d_model, config.output_size or config.vocab_size, bias=bias)
@@ -341,7 +381,7 @@ class LanguageModel(LanguageModelShell):
         n_layer = len(self.blocks)
         layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
         if self.d_carried:
-            x = functional.pad(x, (0, self.d_carried))
+            x = torch.cat([x, x], -1) if self.carries_embedding else functional.pad(x, (0, self.d_carried))
         x, next_layers = self.run_blocks(x, layers, **options)
         x = self.norm(x[..., : self.config.d_model])
         return mask_fill(x, options.get("mask"), 0), LanguageModelState(next_layers)
@@ -374,11 +414,12 @@ class LanguageModel(LanguageModelShell):
 
 
 def _numbered(mixers: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Tell each mixer that has an option `layer` which of its name it is, from 1, if there are several."""
+    """Tell each mixer that has an option `layer` which of its name it is, from 1, if there are several or it asks."""
     names, counts = [name for name, _ in mixers], Counter[str]()
     for name, options in mixers:
         counts[name] += 1
-        is_numbered = names.count(name) > 1 and "layer" in mixer_options(name)
+        is_needed = len(names) > 1 and _mixers[name].takes_stream
+        is_numbered = is_needed or (names.count(name) > 1 and "layer" in mixer_options(name))
         yield name, {**options, "layer": counts[name]} if is_numbered else options
 
 
@@ -388,19 +429,22 @@ def _embedding(config: LanguageModelConfig) -> nn.Embedding:
     return ScaledEmbedding(config.vocab_size, config.d_model, config.embedding_scale)
 
 
-def _norm(config: LanguageModelConfig) -> nn.Module:
+def _norm(config: LanguageModelConfig, mixer: Mixer | None = None) -> nn.Module:
+    if mixer is not None and mixer.takes_stream:
+        return nn.Identity()
     return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
 
 
 def _block(mixer: Mixer, feed_forward: str, place: str, config: LanguageModelConfig) -> MixerBlock:
     added = (config.dropout, config.residual_scale)
     if config.d_channel_mixing == 0 or feed_forward == "none":
-        return MixerBlock(mixer, _norm(config), *added)
+        return MixerBlock(mixer, _norm(config, mixer), *added)
     kind = FEED_FORWARDS[feed_forward]
     is_mixture = kind is MixtureOfExperts
     options = config.feed_forward_options if is_mixture else {}
     network = kind(config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases, **options)
-    return (ExpertsBlock if is_mixture else _BLOCKS[place])(mixer, _norm(config), network, _norm(config), *added)
+    block = (_EXPERTS_BLOCKS if is_mixture else _BLOCKS)[place]
+    return block(mixer, _norm(config, mixer), network, _norm(config), *added)
 
 
 def _initialise(module: nn.Module) -> None:

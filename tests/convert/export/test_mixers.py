@@ -69,7 +69,7 @@ CASES = {
 }
 REFUSED = {
     *("gated-attention", "gateloop-attention", "mamba2-attention", "mla", "reformer", "relative-attention"),
-    "rotary-attention",
+    *("rotary-attention", "zamba2"),
 }
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest number

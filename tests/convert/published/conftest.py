@@ -172,6 +172,36 @@ KIMI = {
     "pad_token_id": None,
 }
 OF_KIMI = {"q_lora_rank": 9, "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False}
+ZAMBA = {
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid", "hybrid"],
+    "num_mem_blocks": 2,
+    "intermediate_size": 20,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 3,
+    "mamba_ngroups": 2,
+    "n_mamba_heads": 4,
+    "chunk_size": 8,
+    "num_attention_heads": 4,
+    "adapter_rank": 3,
+    "rms_norm_eps": 1e-3,
+    "time_step_min": 1e-9,
+    "pad_token_id": None,
+}
+OF_ZAMBA = {"use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_expand": 1, "num_mem_blocks": 1}
+OF_ZAMBA |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+MINIMAX = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "intermediate_size": 9,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "rms_norm_eps": 1e-3,
+}
+OF_MINIMAX = {f"{half}_alpha_factor": 3.5 for half in ("full_attn", "linear_attn", "mlp")} | {"head_dim": 10}
+OF_MINIMAX |= {f"{half}_beta_factor": 0.7 for half in ("full_attn", "linear_attn", "mlp")}
 NOPE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
@@ -205,6 +235,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi": ("KimiLinear", KIMI),
     "kimi-groups": ("KimiLinear", {**KIMI, **OF_KIMI, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "kimi-dense": ("KimiLinear", {**KIMI, "mlp_layer_types": ["dense"] * 3, "layer_types": ["linear_attention"] * 3}),
+    "minimax": ("MiniMax", MINIMAX),
+    # whose cache counts the steps of a window in its first layer
+    "minimax-factors": ("MiniMax", {**MINIMAX, **OF_MINIMAX, **TIED, "layer_types": None, "sliding_window": 7}),
     "olmo": ("OlmoHybrid", {**OLMO, "layer_types": HYBRID}),
     "olmo-without-positions": (
         "OlmoHybrid",
@@ -217,6 +250,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next-experts": ("Qwen3Next", {**QWEN, **OF_QWEN, "layer_types": HYBRID}),
     "qwen3-next-some-experts": ("Qwen3Next", {**QWEN, **OF_QWEN, "num_hidden_layers": 5, **SOME}),
     "qwen3-next-linear": ("Qwen3Next", {**QWEN_NEXT, "full_attention_interval": 5, "tie_word_embeddings": True}),
+    "zamba2": ("Zamba2", ZAMBA),
+    "zamba2-adapters": ("Zamba2", {**ZAMBA, **OF_ZAMBA}),
+    "zamba2-limit": ("Zamba2", {**ZAMBA, "time_step_min": 0.6}),  # which its cached steps do not apply
     "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),
     "recurrent-gemma-without-attention": ("RecurrentGemma", {**GEMMA, "logits_soft_cap": 5.0}),
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -63,11 +64,13 @@ OLDER = {
     ),
     "lfm2": ("block_ff_dim", "full_attn_idxs", "head_dim", "rope_theta", "tie_embedding", "use_pos_enc"),
     "qwen3_5_text": ("attn_output_gate", "full_attention_interval", "partial_rotary_factor", "rope_theta"),
+    "minimax": ("rope_theta", "partial_rotary_factor", "num_experts"),
     "olmo_hybrid": ("rope_theta", "partial_rotary_factor"),
     "qwen3_5_moe_text": ("intermediate_size", "norm_topk_prob", "full_attention_interval", "mlp_only_layers"),
     "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
     "rwkv": ("attention_hidden_size",),
     "xlstm": ("embedding_dim", "num_blocks"),
+    "zamba2": ("layer_types", "rope_theta"),
 }
 """Entries that the config.json of transformers does not have, or not always."""
 FIRST_CASES = [*{kind: name for name, (kind, _) in reversed(CASES.items())}.values(), "nemotron-latent-experts"]
@@ -115,11 +118,12 @@ def test_entries_of_published_files_that_the_class_does_not_read(peers, name):
 def test_a_tensor_of_a_wrong_shape_is_refused_in_a_sentence(peers, monkeypatch, name):
     folder = peers(name)[1]
     weights = load_file(folder / "model.safetensors")
+    unread = ("query_decay", "key_decay", "diagonal_decay")  # of a MiniMax: powers of a decay that is read
     for key, tensor in weights.items():
         for damaged in (tensor.new_zeros(()), torch.stack([tensor, tensor], -1), tensor[..., :0]):
             wrong = {**weights, key: damaged}
             monkeypatch.setattr(_folder, "_read_folder_weights", lambda _, wrong=wrong: dict(wrong))
-            with pytest.raises(ValueError, match="; expected"):
+            with nullcontext() if key.endswith(unread) else pytest.raises(ValueError, match="; expected"):
                 from_huggingface(folder)
 
 
@@ -131,6 +135,7 @@ JAMBA = {"n_heads": 2, "rotated_share": 0.0, "window": None}
 DELTA = {"n_heads": 2, "norm_epsilon": 1e-5}
 OLMO = {"n_heads": 2, "rotated_share": 0.0, "window": None, "qk_norm": 1e-5, "qk_norm_over": "all"}
 LATENT = {"n_heads": 2, "rotation_base": None, "window": None, "d_query_latent": 5}
+ZAMBA = {"n_heads": 2, "window": None, "n_mamba_heads": 1, "least_step": 0.01}
 SHAPE = {"vocab_size": 50, "d_model": 8, "d_channel_mixing": 16, "feed_forward": "swiglu", "norm": "rms"}
 HYBRIDS: dict[str, dict] = {
     "jamba": {"mamba": MAMBA, "rotary-attention": JAMBA},
@@ -143,8 +148,12 @@ HYBRIDS: dict[str, dict] = {
     "qwen3_5_text": {"gated-delta-net": DELTA, "gated-attention": ATTENTION},
     "olmo_hybrid": {"gated-delta-net": {"n_heads": 2}, "rotary-attention": OLMO},
     "kimi_linear": {"kda": {"n_heads": 2}, "mla": LATENT},
+    "zamba2": {"mamba2": {"d_state": 64, "least_step": 0.01}, "zamba2": ZAMBA},
 }
-PLACES = {"olmo_hybrid": {"norm_place": ["before", "after"]}}
+CHANGES = {
+    "olmo_hybrid": {"norm_place": ["before", "after"]},
+    "zamba2": {"d_channel_mixing": 0, "feed_forward": "gelu", "tie_embeddings": True},
+}
 
 
 def portable(options, mixers=None, **changes) -> PortableModel:
@@ -156,7 +165,7 @@ def portable(options, mixers=None, **changes) -> PortableModel:
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_our_own_hybrid_of_published_shape_is_exported(name, tmp_path):
-    ours, tokens = portable(HYBRIDS[name], **PLACES.get(name, {})), torch.randint(50, (2, 21))
+    ours, tokens = portable(HYBRIDS[name], **CHANGES.get(name, {})), torch.randint(50, (2, 21))
     to_huggingface(ours, tmp_path / "theirs")
     peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     with torch.inference_mode():
@@ -199,6 +208,7 @@ def test_our_own_models_with_experts_are_exported(tmp_path):
             portable(HYBRIDS["qwen3_5_text"], feed_forward=FORWARD, feed_forward_options=of_qwen),
             portable(HYBRIDS["qwen3_5_text"], feed_forward=EXPERTS["feed_forward"], feed_forward_options=of_qwen),
             portable(HYBRIDS["jamba"], feed_forward=FORWARD, feed_forward_options=of_jamba),
+            portable(MINIMAX, feed_forward="mixture-of-experts", feed_forward_options={}, norm_place="stream"),
         )
     ):
         folder, tokens = tmp_path / str(number), torch.randint(50, (2, 21))
@@ -235,6 +245,7 @@ EXPERTS = {
     "feed_forward_options": {"n_experts": 4, "top_k": 2, "d_expert": 8, "d_shared": 8},
 }
 FORWARD = ["swiglu", "mixture-of-experts"]
+MINIMAX = {"lightning-attention": {"n_heads": 2}, "rotary-attention": {"n_heads": 2, "window": 5}}
 GRANITE = {"n_heads": 4, "n_kv_heads": 2, "d_head": 8, "rotated_share": 0.0, "window": None, "query_scale": 0.4}
 MAMBA_2_LAYERS = ["rotary-attention", "rotary-attention", "mamba"]
 RWKV = {"rwkv4": {}, "rwkv4-channel-mixing": {}}
@@ -298,6 +309,20 @@ PLAIN = {"d_channel_mixing": 0, "feed_forward": "gelu"}
             "negative_eigenvalues True instead of False of kda",
         ),
         (lambda: portable({"kda": {}}, tie_embeddings=True), "expected one that transformers has a class for"),
+        (lambda: portable({"lightning-attention": {}}), "norm_place .*'before'.* instead of .*'stream'.* a MiniMaxFor"),
+        (
+            lambda: portable({"lightning-attention": {"norm_epsilon": 1e-5}}),
+            "norm_epsilon 1e-05 instead of 1e-06 of light",
+        ),
+        (lambda: portable({"zamba2": ZAMBA}, **PLAIN), "expected one that transformers has a class for"),
+        (
+            lambda: portable({"mamba2": {}, "zamba2": ZAMBA}, **PLAIN),
+            "mixer .*zamba2.* instead of 'mamba2'; .* a Mamba2",
+        ),
+        (
+            lambda: portable({"zamba2": ZAMBA | {"window": 5}}, **PLAIN, tie_embeddings=True),
+            "window 5 instead of None of",
+        ),
         (lambda: portable({"rg-lru": {}}), "logit_cap is None; expected a bound"),
         (lambda: griffin(window=None), "attention_window_size in .* is missing"),
         (lambda: griffin(rotation_base=5e5), "rope_theta is 500000.0; expected 10000.0"),

@@ -12,11 +12,13 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe
+from transformers.models.minimax import modeling_minimax
 from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
+from transformers.models.zamba2 import modeling_zamba2
 
 from recurra.convert.published._rules import fused_of, join_fused, rules_of, usual_names, weights_by_their_names
 from recurra.convert.published.folder import ARCHITECTURES, from_huggingface
@@ -61,6 +63,8 @@ SOURCES = {
     "lfm2": modeling_lfm2,
     "lfm2-biases": modeling_lfm2,
     "lfm2-experts": modeling_lfm2_moe,
+    "minimax": modeling_minimax,
+    "minimax-factors": modeling_minimax,
     "olmo": modeling_olmo_hybrid,
     "olmo-without-positions": modeling_olmo_hybrid,
     "nemotron": modeling_nemotron_h,
@@ -71,6 +75,8 @@ SOURCES = {
     "qwen3-next-some-experts": modeling_qwen3_next,
     "qwen3.5": modeling_qwen3_5,
     "qwen3.5-experts": modeling_qwen3_5_moe,
+    "zamba2": modeling_zamba2,
+    "zamba2-adapters": modeling_zamba2,
 }
 
 
@@ -90,6 +96,8 @@ def test_hybrids_with_attention(peers, monkeypatch, name):
         n_rotated = 2 * len(rotary.inv_freq)
         shares = torch.arange(0, n_rotated, 2, dtype=torch.float64) / n_rotated
         rotary.inv_freq = peer.config.rope_parameters["rope_theta"] ** -shares
+    for layer in (one for one in double.modules() if hasattr(one, "slope_rate")):
+        layer.query_decay, layer.key_decay, layer.diagonal_decay = layer.decay_factors(layer.slope_rate)
     expected = double(TOKENS, use_cache=True)
     pieces, state = [], None
     for piece in TOKENS.split([1, 7, 67], 1):
@@ -114,11 +122,13 @@ PADDED = [
     "lfm2",
     "lfm2-experts",
     "mamba2",
+    "minimax",
     "olmo",
     "qwen3-next",
     "qwen3-next-experts",
     "qwen3.5",
     "qwen3.5-experts",
+    "zamba2",
 ]
 """Of each kind one whose class of transformers masks padding in front."""
 
@@ -144,7 +154,7 @@ GRADIENTS = [
     "nemotron",
     "nemotron-experts",
 ]
-GRADIENTS += ["kimi", "olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts"]
+GRADIENTS += ["kimi", "minimax-factors", "olmo", "qwen3-next-experts", "qwen3.5", "qwen3.5-experts", "zamba2-adapters"]
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -157,12 +167,13 @@ def test_gradients(peers, name):
     peer.zero_grad()
     (peer(TOKENS[:, :19], use_cache=False).logits * weights).sum().backward()
     expected = {name: weight.grad.clone() for name, weight in peer.named_parameters()}
-    untrained = {name: bias for name, bias in peer.named_buffers() if name.endswith("correction_bias")}
-    expected |= {name: torch.zeros_like(bias) for name, bias in untrained.items()}
     expected = revert_weight_conversion(peer, expected)  # as in files
     expected = usual_names(ARCHITECTURES[peer.config.model_type], expected)
     peer.zero_grad()
     found = gradients_by_their_names(model, peer.config.model_type)
+    found = {name: x for name, x in found.items() if not name.endswith(("correction_bias", "slope_rate"))}  # constants
+    if model.config.tie_embeddings:
+        del found[ARCHITECTURES[peer.config.model_type].head]
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
         close = 1e-5 * gradient.abs().max().item()
@@ -182,7 +193,7 @@ def gradients_by_their_names(model, model_type):
     return {name: after[name] - before[name] for name in after}
 
 
-@pytest.mark.parametrize("name", ["kimi", "nemotron-experts"])
+@pytest.mark.parametrize("name", ["kimi", "minimax", "nemotron-experts", "zamba2"])
 @torch.no_grad()
 def test_decoding_with_packed_layers(peers, name):
     model = from_huggingface(peers(name)[1]).model

@@ -52,6 +52,7 @@ class Block(NamedTuple):
     place: where the block begins in a stack in which each half of a block is a layer.
     has_network: whether it has a feed-forward network.
     d_hidden: hidden channels of a dense network; n_experts, d_expert, d_shared: of a mixture, 0 if it is none.
+    turns: the numbers of all blocks with its mixer.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Block(NamedTuple):
     d_expert: int = 0
     d_shared: int = 0
     part: str = ""
+    turns: tuple[int, ...] = ()
 
     @property
     def own(self) -> str:
@@ -112,6 +114,8 @@ class Architecture(NamedTuple):
     """What names of tensors begin with in other folders, to the usual beginning, or None if the class drops them."""
     other_layout: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
     """Brings the tensors of other folders, once their names begin as usual, into the usual layout."""
+    derived: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
+    """Adds tensors that the class keeps too, to those that are written."""
 
     @property
     def class_name(self) -> str:
@@ -168,11 +172,14 @@ def blocks_of(config: LanguageModelConfig) -> list[Block]:
     """List the blocks of a stack."""
     options, experts = options_of(config), experts_of(config)
     sizes = tuple(experts[name] for name in ("n_experts", "d_expert", "d_shared"))
-    blocks, place = [], 0
+    names = [name for name, _ in config.mixers]
+    blocks: list[Block] = []
+    place = 0
     for number, ((name, _), kind) in enumerate(zip(config.mixers, config.feed_forwards)):
         has_network = config.d_channel_mixing > 0 and kind != "none"
         network = (place, has_network, config.d_channel_mixing, *(sizes if kind == EXPERTS else ()))
-        blocks.append(Block(number, name, options[name], config.d_model, *network))
+        turns = tuple(other for other, one in enumerate(names) if one == name)
+        blocks.append(Block(number, name, options[name], config.d_model, *network)._replace(turns=turns))
         place += 1 + has_network
     return blocks
 
@@ -417,7 +424,7 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
 def heads_of(block: Block) -> tuple[int, int, int]:
     """Return the heads of queries, those of keys and values, and the channels of one."""
     n_heads = block.options["n_heads"]
-    return n_heads, block.options["n_kv_heads"] or n_heads, block.options["d_head"] or block.d_model // n_heads
+    return n_heads, block.options.get("n_kv_heads") or n_heads, block.options["d_head"] or block.d_model // n_heads
 
 
 def turned_pairs(block: Block) -> Tensor:
@@ -433,7 +440,9 @@ def reordered(weight: Tensor, order: Tensor) -> Tensor:
     return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
-def attention_rules(block: Block, theirs: str, queries: str | None = None, output: str = "o_proj") -> list[Rule]:
+def attention_rules(
+    block: Block, theirs: str, queries: str | None = None, output: str = "o_proj", own: str = "qkv"
+) -> list[Rule]:
     """Make rules for queries, keys and values, which are one matrix here, and for the output projection."""
     n_heads, n_kv_heads, d_head = heads_of(block)
     order = turned_pairs(block)
@@ -448,7 +457,7 @@ def attention_rules(block: Block, theirs: str, queries: str | None = None, outpu
 
     names = (queries or f"{theirs}q_proj.weight", f"{theirs}k_proj.weight", f"{theirs}v_proj.weight")
     return [
-        Rule(re.escape(f"{block.own}qkv.weight"), names, read, write),
+        Rule(re.escape(f"{block.own}{own}.weight"), names, read, write),
         *plain_rules({"output_projection": output}, block.own, theirs),
     ]
 

@@ -23,6 +23,7 @@ from recurra.convert.published._delta_nets import OLMO_HYBRID, QWEN3_5, QWEN3_5_
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
 from recurra.convert.published._kimi import KIMI_LINEAR
 from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
+from recurra.convert.published._minimax import MINIMAX
 from recurra.convert.published._recurrent import RWKV, XLSTM
 from recurra.convert.published._rules import (
     EXPERTS,
@@ -42,6 +43,7 @@ from recurra.convert.published._rules import (
 )
 from recurra.convert.published._rwkv7 import OF_THE_AUTHORS, RWKV7, entries_of_pth, without_unused
 from recurra.convert.published._settings import Settings
+from recurra.convert.published._zamba import ZAMBA2
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -50,8 +52,8 @@ from recurra.models.registry import on_meta
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        *(JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
-        *(KIMI_LINEAR, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
+        *(JAMBA, ZAMBA2, MAMBA, FALCON_MAMBA, MAMBA2, NEMOTRON_H, BAMBA, FALCON_H1, GRANITE, LFM2, LFM2_MOE),
+        *(KIMI_LINEAR, MINIMAX, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV7, XLSTM),
     )
 }
 """The published architectures that can be converted, by the model_type of their config.json."""
@@ -245,13 +247,13 @@ def published_form(
     architecture, entries = _described(model, known)
     config: Any = model.config
     weights = weights_by_their_names(model, rules_of(architecture, config))
-    if tied_parameters(model):
+    if config.tie_embeddings:
         del weights[architecture.head]
     bias = weights.pop(_head_bias(architecture), None)
     if bias is not None and bias.any():
         expected = f"zeros, as the head of a {architecture.class_name} has no bias"
         raise ValueError(sentence("head.linear.bias", "not zero", expected, "train with model.tie_embeddings true"))
-    return architecture, entries, join_fused(weights, fused_of(architecture, config))
+    return architecture, entries, architecture.derived(join_fused(weights, fused_of(architecture, config)))
 
 
 def without_unused_tokens(portable: PortableModel) -> PortableModel:
@@ -323,6 +325,7 @@ def _differing_options(config: LanguageModelConfig, theirs: LanguageModelConfig)
     return [
         f"{option} {value!r} instead of {options[name][option]!r} of {name}"
         for name, given in own.items()
+        if name in options  # if not, mixers differ
         for option, value in given.items()
         if option not in _OF_NEW_WEIGHTS and _differ(value, options[name][option])
         if None not in (value, options[name][option]) or mixer_options(name)[option] is not None
