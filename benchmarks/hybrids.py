@@ -2,6 +2,7 @@
 
     python -m benchmarks.hybrids streams      # one stream, 16 at the same position, 16 at different ones
     python -m benchmarks.hybrids cache        # keys and values in float32 and in int8, up to 32,768 tokens
+    python -m benchmarks.hybrids quality      # perplexity with rounded states, of a small model trained now
 
 Times are the process's processor time on one thread, minima of a few steps.
 """
@@ -9,6 +10,7 @@ Times are the process's processor time on one thread, minima of a few steps.
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,9 +49,9 @@ def state_after(step: Any, n_tokens: int) -> Any:
     _, state = step(torch.zeros(1, 2, dtype=torch.int64), None)
     random = [torch.randn(1, n_tokens, *state.layers[layer][0].shape[2:]) for layer in _ATTENTION]
     if state.layers[min(_ATTENTION)][0].dtype == torch.int8:
-        from recurra.layers.attention import quantized
+        from recurra.layers.quantization import quantized
 
-        random = [quantized(torch.randn(1, n_tokens, 4, 64)) for _ in _ATTENTION]
+        random = [quantized(torch.randn(1, n_tokens, 4, 64), torch.int8) for _ in _ATTENTION]
     windows = dict(zip(_ATTENTION, random))
     layers = [type(one)(windows[at], windows[at]) if at in windows else one for at, one in enumerate(state.layers)]
     return type(state)(tuple(layers))
@@ -88,13 +90,59 @@ def cache(step: Any) -> dict[str, dict[str, float]]:
     return found
 
 
+def trained(updates: int = 300) -> tuple[LanguageModel, torch.Tensor]:
+    """A small hybrid trained on the bytes of the documentation, and the bytes that it has not seen."""
+    text = b"".join(path.read_bytes() for path in sorted(Path("docs").rglob("*.md")))
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    seen, unseen = tokens[:-8_192], tokens[-8_192:]
+    torch.manual_seed(0)
+    options = {"gated-attention": {"n_heads": 4, "window": None}, "gated-delta-net": {"n_heads": 2}}
+    mixers = ["gated-delta-net", "gated-attention"] * 2
+    small = LanguageModel(LanguageModelConfig(256, None, 4, 128, 256, mixer=mixers, mixer_options=options))
+    optimizer = torch.optim.AdamW(small.parameters(), lr=2e-3, weight_decay=0.01)
+    for _ in range(updates):
+        starts = torch.randint(len(seen) - 257, (8,)).tolist()
+        batch_ = torch.stack([seen[start : start + 257] for start in starts])
+        optimizer.zero_grad()
+        small.loss(batch_[:, :-1], batch_[:, 1:])[0].mean().backward()
+        torch.nn.utils.clip_grad_norm_(small.parameters(), 1.0)
+        optimizer.step()
+    return small.eval(), unseen
+
+
+def quality() -> dict[str, dict[str, float]]:
+    """Perplexity of unseen bytes, read one by one, and the largest difference of logits over their largest."""
+    small, unseen = trained()
+    rounded: dict[str, dict[str, Any]] = {
+        "float32": {},
+        "kv_cache_dtype int8": {"kv_cache_dtype": "int8"},
+        "state_dtype int16": {"state_dtype": "int16"},
+    }
+    found, right = {}, torch.zeros(0)
+    with torch.inference_mode():
+        for name, options in rounded.items():
+            step, state, rows = prepare(small, **options), None, []
+            for token in unseen[:-1].split(1):
+                logits, state = step(token[None], state)
+                rows.append(logits[0, 0])
+            logits = torch.stack(rows)
+            right = right if len(right) else logits
+            perplexity = torch.nn.functional.cross_entropy(logits, unseen[1:]).exp()
+            off = (logits - right).abs().max() / right.abs().max()
+            found[name] = {"perplexity": round(float(perplexity), 4), "logits": float(f"{off:.2g}")}
+    return found
+
+
 def main() -> None:
     """Print one JSON object a line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("streams", "cache"))
+    parser.add_argument("what", choices=("streams", "cache", "quality"))
     parser.add_argument("--weights", default="int8")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.what == "quality":
+        print(json.dumps(quality()))
+        return
     made = model(32)
     with torch.inference_mode():
         if arguments.what == "streams":

@@ -22,6 +22,9 @@ DTYPES: tuple[Numbers, ...] = get_args(Numbers)
 KVCacheNumbers: TypeAlias = Literal["float32", "int8"]
 KV_CACHE_DTYPES: tuple[KVCacheNumbers, ...] = get_args(KVCacheNumbers)
 """How a copy for decoding can keep keys and values."""
+StateNumbers: TypeAlias = Literal["float32", "int16"]
+STATE_DTYPES: tuple[StateNumbers, ...] = get_args(StateNumbers)
+"""How a copy for decoding can keep matrices in states."""
 
 Format: TypeAlias = Literal["run", "hf", "safetensors", "published", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)

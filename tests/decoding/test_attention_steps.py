@@ -1,4 +1,4 @@
-"""Compiled steps of models with attention: rows whose windows hold different numbers of steps, in float32 and int8."""
+"""Compiled steps of hybrids: rows whose windows hold different numbers of steps, and states in whole numbers."""
 
 import copy
 
@@ -8,10 +8,10 @@ from torch import nn
 
 from recurra import state as states
 from recurra.decoding._program import StepProgram, lower_step
-from recurra.decoding._windows import prepare_attention
+from recurra.decoding._states import prepare_states
 from recurra.decoding.linear import pack_linear_layers
 from recurra.decoding.steps import CompiledStep, prepare
-from recurra.layers.attention import dequantized, quantized, quantized_size
+from recurra.layers.quantization import dequantized, quantized, quantized_size
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import Ragged, map_tensors, tensors
@@ -58,8 +58,8 @@ def compiled(model):
 def assert_same_state(mine, right, tolerance):
     for x, y in zip(tensors(mine), tensors(right), strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        if x.dtype == torch.int8:
-            x, y = (dequantized(part, part.shape[-1] - 4) for part in (x, y))
+        if not x.is_floating_point():
+            x, y = (dequantized(part, part.shape[-1] - 4 // part.dtype.itemsize) for part in (x, y))
         assert not x.numel() or (x - y).abs().max() <= tolerance * y.abs().max()
 
 
@@ -152,7 +152,7 @@ class _Attention(nn.Module):
     def __init__(self, cache, **options):
         super().__init__()
         self.mixer = RotaryAttention(32, **options)
-        prepare_attention(self.mixer, cache)
+        prepare_states(self.mixer, cache, "float32")
 
     def forward(self, queries, keys, values, *past):
         y, state = self.mixer.attend(queries, keys, values, RotaryAttentionState(*past))
@@ -167,14 +167,14 @@ def test_attention_is_that_in_float64(heads, groups, d_head, past, cache):
     exact = RotaryAttention(32, n_heads=heads, n_kv_heads=groups, d_head=d_head, window=None, rotation_base=100.0)
     queries, keys, values = (torch.randn(2, 1, n, d_head) for n in (heads, groups, groups))
     kept = [torch.randn(2, past, groups, d_head) for _ in range(2)]
-    coded = [quantized(part) for part in kept] if cache == "int8" else kept
+    coded = [quantized(part, torch.int8) for part in kept] if cache == "int8" else kept
     recorded = [part[:, :1] for part in coded]
     program = StepProgram(lower_step(made, [queries, keys, values, *recorded]))
     y, *after = program.run([queries, keys, values, *coded])
     new = [torch.cat(pair, 1) for pair in zip(kept, (keys, values))]
     if cache == "int8":
-        assert all(torch.equal(part[:, -1:], quantized(x)) for part, x in zip(after, (keys, values)))
-        new = [dequantized(quantized(part), d_head) for part in new]
+        assert all(torch.equal(part[:, -1:], quantized(x, torch.int8)) for part, x in zip(after, (keys, values)))
+        new = [dequantized(quantized(part, torch.int8), d_head) for part in new]
     else:
         assert all(map(torch.equal, after, new))
     state = RotaryAttentionState(*(part[:, :-1].double() for part in new))
@@ -183,14 +183,52 @@ def test_attention_is_that_in_float64(heads, groups, d_head, past, cache):
     assert (y - expected).abs().max() <= 1e-6 * new[1].abs().max()
 
 
-def test_quantised_vectors():
+@pytest.mark.parametrize(("codes", "most"), [(torch.int8, 127), (torch.int16, 32_767)])
+def test_quantised_vectors(codes, most):
     x = torch.randn(3, 2, 20) * torch.tensor([1e-20, 1.0, 1e20])[:, None, None]
     x[1, 0] = 0
-    codes = quantized(x)
-    assert codes.shape == (3, 2, quantized_size(20))
+    kept = quantized(x, codes)
+    assert kept.shape == (3, 2, quantized_size(20, codes))
     largest = x.abs().amax(-1, keepdim=True)
-    assert ((dequantized(codes, 20) - x).abs() <= largest * (0.5 / 127 + 1e-6)).all()
-    assert quantized_size(64) == 68
+    assert ((dequantized(kept, 20) - x).abs() <= largest * (0.5 / most + 1e-6)).all()
+    assert quantized_size(64, codes) * codes.itemsize == 64 * codes.itemsize + 4
+
+
+MATRICES = {
+    "mamba2": {"n_heads": 2, "d_state": 9},
+    "mamba2-attention": {"n_heads": 2, "d_state": 8, "n_mamba_heads": 2},
+    "gated-delta-net": {"n_heads": 2},
+    "kda": {"n_heads": 2},
+    "gla": {"n_heads": 2},
+    "mlstm": {"n_heads": 2},
+}
+
+
+@pytest.mark.parametrize("mixer", MATRICES)
+def test_matrices_in_int16(mixer):
+    """A code between two others may be rounded to either; float32 differs by some such steps of the largest number."""
+    config = LanguageModelConfig(vocab_size=31, n_layer=2, d_model=48, mixer=mixer, mixer_options=MATRICES[mixer])
+    exact = LanguageModel(config).eval()
+    model = pack_linear_layers(exact, state_dtype="int16")
+    (step, calls), state, other, right = compiled(copy.deepcopy(model)), None, None, None
+    for tokens in torch.randint(31, (1, 60)).split([3, *[1] * 50, 7], 1):
+        expected, state = model(tokens, state)
+        logits, other = step(tokens, other)
+        reference, right = exact(tokens, right)
+        assert (logits - expected).norm() <= 1e-3 * expected.norm()
+        assert (logits - reference).norm() <= 3e-3 * reference.norm()
+        assert_same_state(other, state, 5e-3)
+    assert len(calls) == 2  # the pieces
+    assert states.n_bytes(other.layers[0].h) < 0.56 * states.n_bytes(right.layers[0].h)
+
+
+def test_int16_is_refused_where_steps_cannot_read_it():
+    for mixer in ("rwkv7", "mamba3"):
+        config = LanguageModelConfig(vocab_size=31, n_layer=1, d_model=24, mixer=mixer, mixer_options={"n_heads": 2})
+        with pytest.raises(ValueError, match="state_dtype is int16; expected float32 for this model"):
+            prepare(LanguageModel(config).eval(), state_dtype="int16")
+    with pytest.raises(ValueError, match="state_dtype is 'int16'; expected float32 for a model without matrices"):
+        prepare(LanguageModel(LanguageModelConfig(vocab_size=31, mixer="min-gru")).eval(), state_dtype="int16")
 
 
 def test_what_has_no_keys_is_refused():

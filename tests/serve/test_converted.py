@@ -38,8 +38,9 @@ FAMILIES = {
     "qwen": ("Qwen3_5", {**QWEN, "layer_types": HYBRID, "num_hidden_layers": 2}),
     "granite": ("GraniteMoeHybrid", {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-KINDS = [("qwen", "float32", "float32"), ("granite", "float32", "float32"), ("qwen", "int8", "int8")]
-"""Family, weights, and keys and values."""
+ROUNDED = {"kv_cache_dtype": "int8", "state_dtype": "int16"}
+KINDS = [("qwen", "float32", {}), ("granite", "float32", {}), ("qwen", "int8", ROUNDED)]
+"""Families, weights and states."""
 LAYERS = {"qwen": {0: 8}, "granite": {0: 6, 2: 6}}
 """The channels of the layers with a decay: that of every head, and of the delta rule also the one along its key."""
 
@@ -58,7 +59,7 @@ def tokenizer() -> Tokenizer:
 class Converted:
     """A published model, the run that it became, and a server of it."""
 
-    def __init__(self, family: str, weights: str, cache: str, folder) -> None:
+    def __init__(self, family: str, weights: str, dtypes: dict[str, str], folder) -> None:
         self.family, self.folder, self.run = family, folder / "published", folder / "run"
         kind, settings = FAMILIES[family]
         made = getattr(transformers, f"{kind}ForCausalLM")
@@ -76,7 +77,7 @@ class Converted:
         (self.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
         (self.folder / "chat_template.jinja").write_text(TEMPLATE)
         convert_model(self.folder, self.run, "run")
-        self.served = _load_model(str(self.run), weights, "best", [], cache)
+        self.served = _load_model(str(self.run), weights, "best", [], dtypes)
 
     def chat(self, client, **body):
         body = {"model": "run", "messages": CHAT, "max_tokens": 6, "temperature": 0, **body}

@@ -271,6 +271,8 @@ def _server_parser(name: str, description: str, runs: str, nargs: str) -> Argume
     add("--weights", choices=(*_choices.DTYPES, "model"), default="float32", help=packed)
     cache = "type of attention layers' keys and values, with packed weights (default: float32)"
     add("--kv-cache-dtype", choices=_choices.KV_CACHE_DTYPES, default="float32", help=cache)
+    states = "type of the other layers' states that are matrices, with packed weights (default: float32)"
+    add("--state-dtype", choices=_choices.STATE_DTYPES, default="float32", help=states)
     add("--threads", **NUMBER, help="threads that run the model (default: all cores but one, left for HTTP)")
     add("--max-streams", **NUMBER, default=1024, help="concurrent streams (default: 1024)")
     add("--max-queue", **NUMBER, default=1024, help="waiting requests; further ones get 429 (default: 1024)")

@@ -17,8 +17,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.nn import functional
 
+from recurra.decoding._codes import encode, load_bytes
 from recurra.decoding._products import spread_number
-from recurra.decoding._tiles import has_wide_registers, number, quotient, real, word
+from recurra.decoding._tiles import has_wide_registers, number, quotient, word
 from recurra.layers.positions import phases
 from recurra.ops._toolkit.launch import Apart, compile_inline, compile_part
 from recurra.ops._toolkit.vector_math import exp, largest, maximum, write
@@ -26,7 +27,6 @@ from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
     Vector,
-    call_llvm,
     load,
     load_part,
     multiply_add,
@@ -67,32 +67,6 @@ def padded(d_head: int) -> int:
 def scratch_floats(shared: int, d_head: int) -> int:
     """Return the size of the memory in which the queries of one head of keys compute."""
     return 2 * padded(d_head) * shared + shared * (BLOCK + 2) + BLOCK * (1 + WIDTH * shared)
-
-
-@intrinsic
-def _load_codes(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
-    """Load int8 numbers, which start `index` bytes after `address`, as floats."""
-    kind = Vector(lanes.lanes)
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        place = builder.inttoptr(builder.add(*args[:2]), ir.VectorType(ir.IntType(8), kind.width).as_pointer())
-        whole = builder.sext(builder.load(place, align=1), ir.VectorType(ir.IntType(32), kind.width))
-        return builder.sitofp(whole, kind.ir)
-
-    return kind(types.int64, types.int64, lanes), generate
-
-
-@intrinsic
-def _store_codes(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any) -> Any:
-    """Round floats to int8, to even if halfway, and write them `index` bytes after `address`."""
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
-        codes, kind = ir.VectorType(ir.IntType(8), vector.width), ir.VectorType(ir.IntType(32), vector.width)
-        near = call_llvm(builder, f"rint.v{vector.width}f32", args[3].type, args[3])
-        place = builder.inttoptr(builder.add(*args[:2]), codes.as_pointer())
-        builder.store(builder.trunc(builder.fptosi(near, kind), codes), place, align=1)
-
-    return types.void(types.int64, types.int64, lanes, vector), generate
 
 
 @intrinsic
@@ -176,7 +150,7 @@ _mix_four_codes, _mix_two_codes, _mix_one_codes = (_mix_of(n, True) for n in (4,
 def _read(at, i, n, is_int8, lanes):  # type: ignore[no-untyped-def]
     """A vector of a head's n numbers, or of its codes, which are padded."""
     if is_int8:
-        return _load_codes(at, i, lanes)
+        return load_bytes(at, i, lanes)
     if i + width_of(lanes) <= n:
         return load(at, i, lanes)
     return load_part(at, i, n - i, lanes)
@@ -184,20 +158,12 @@ def _read(at, i, n, is_int8, lanes):  # type: ignore[no-untyped-def]
 
 @compile_part
 def _write(at, x, n, wide, is_int8):  # type: ignore[no-untyped-def]
-    """Keep a head's n numbers at an address, as `recurra.layers.attention.quantized` does if in int8."""
-    if not is_int8:
+    """Keep a head's n numbers at an address."""
+    if is_int8:
+        encode(at, x, n, wide, True)
+    else:
         for i in range(0, n, WIDTH):
             store_part(at, i, n - i, _FLOATS, load_part(x, i, n - i, _FLOATS))
-        return
-    most = zeros(_FLOATS)
-    for i in range(0, n, WIDTH):
-        part = load_part(x, i, n - i, _FLOATS)
-        most = maximum(most, maximum(part, zeros(_FLOATS) - part))
-    scale = quotient(largest(most), number(127, _ONE))
-    store(at + wide, 0, _ONE, scale)
-    divisor = number(1, _ONE) if real(at + wide, 0) == 0 else scale
-    for i in range(0, n, WIDTH):
-        _store_codes(at, i, _FLOATS, quotient(load_part(x, i, n - i, _FLOATS), spread(divisor, _FLOATS)))
 
 
 @compile_inline

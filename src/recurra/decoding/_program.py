@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recurra.decoding._instructions import ATTEND, LINEAR, C, Instruction, share_workspace, without_unused
+from recurra.decoding._instructions import ATTEND, LINEAR, UPDATE, C, Instruction, share_workspace, without_unused
 from recurra.decoding._lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
 from recurra.decoding._windows import Window
 from recurra.decoding.memory import StepMemory, StepNotCompiled
@@ -212,7 +212,7 @@ class StepProgram:
     """
 
     def __init__(self, step: _LoweredStep) -> None:
-        from recurra.decoding._attention_kernel import MOST_STEPS, attend_share
+        from recurra.decoding._attention_kernel import MOST_STEPS, attend_share, padded
         from recurra.decoding._matvec import multiply_share, room_bytes
         from recurra.decoding._step_kernel import run_share, step_kernel
 
@@ -239,7 +239,8 @@ class StepProgram:
         sizes = [step_row.sizes[:3] for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
         most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
-        self._room_size = room_bytes(most, widest)
+        matrices = [one.sizes[1] * one.sizes[2] for one in step.instructions if one.opcode == UPDATE and one.kind >= 2]
+        self._room_size = room_bytes(most, widest) + 4 * max((padded(size) for size in matrices), default=0)
         self._room = torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def run(self, inputs: Sequence[Any]) -> list[Any] | None:

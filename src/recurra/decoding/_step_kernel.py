@@ -8,6 +8,7 @@ from functools import cache
 
 from numba import prange
 
+from recurra.decoding._codes import decode, encode
 from recurra.decoding._instructions import (
     ATTEND,
     BASES,
@@ -213,48 +214,55 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
 
 
 @compile_inline
-def _add_rows(out, h, x, a, a_by, n, width):  # type: ignore[no-untyped-def]
-    """Add to `out` the rows of a matrix h (n, width), each times a number of x and one of a."""
-    for i in range(n):
-        factor = spread(load(x, i, _ONE) * load(a, i * a_by, _ONE), _FLOATS)
-        for j in range(0, width, WIDTH):
-            seen = load_part(h, i * width + j, width - j, _FLOATS)
-            store_part(out, j, width - j, _FLOATS, multiply_add(factor, seen, load_part(out, j, width - j, _FLOATS)))
-
-
-@compile_inline
 def _fill(out, width):  # type: ignore[no-untyped-def]
     for j in range(0, width, WIDTH):
         store_part(out, j, width - j, _FLOATS, zeros(_FLOATS))
 
 
+@compile_inline
+def _take_known(v, y, h, k, a, a_by, rate, n, width):  # type: ignore[no-untyped-def]
+    """Take what a state has for the key from the values; y is memory to compute in."""
+    _fill(y, width)
+    for i in range(n):
+        factor = spread(load(k, i, _ONE) * load(a, i * a_by, _ONE), _FLOATS)
+        for j in range(0, width, WIDTH):
+            seen, known = load_part(h, i * width + j, width - j, _FLOATS), load_part(y, j, width - j, _FLOATS)
+            store_part(y, j, width - j, _FLOATS, multiply_add(factor, seen, known))
+    rates = spread(rate, _FLOATS)
+    for j in range(0, width, WIDTH):
+        left = load_part(v, j, width - j, _FLOATS) - rates * load_part(y, j, width - j, _FLOATS)
+        store_part(v, j, width - j, _FLOATS, left)
+
+
 @compile_part
-def _update(row, bases, job, jobs):  # type: ignore[no-untyped-def]
-    """The share of one job in the matrices of an UPDATE, each of which is read once."""
+def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the matrices of an UPDATE, each of which is read from memory once."""
     rows, n, width, n_decays = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3)
-    a_by = 0 if n_decays == 1 else 1
+    a_by, is_coded, size = 0 if n_decays == 1 else 1, word(row, KIND) >= 2, word(row, STRIDES)
+    wide = (n * width + WIDTH - 1) // WIDTH * WIDTH
+    scratch = room + (job + 1) * room_size - 4 * wide
     for r in range(rows * job // jobs, rows * (job + 1) // jobs):
         y, v = _place(row, bases, OUT) + 4 * r * width, _place(row, bases, C) + 4 * r * width
-        q, k = _place(row, bases, A) + 4 * r * n, _place(row, bases, B) + 4 * r * n
-        a, at = _place(row, bases, D) + 4 * r * n_decays, 4 * r * n * width
-        h, last = _place(row, bases, E) + at, _place(row, bases, G) + at
+        q, k, a = _place(row, bases, A) + 4 * r * n, _place(row, bases, B) + 4 * r * n, _place(row, bases, D)
+        a += 4 * r * n_decays
+        h, last = _place(row, bases, E) + r * size, _place(row, bases, G) + r * size
+        if is_coded:
+            decode(scratch, h, wide)
+        before, after = (scratch, scratch) if is_coded else (h, last)
+        if word(row, KIND) % 2:
+            _take_known(v, y, before, k, a, a_by, load(_place(row, bases, F), r, _ONE), n, width)
         _fill(y, width)
-        if word(row, KIND):
-            _add_rows(y, h, k, a, a_by, n, width)
-            rate = spread(load(_place(row, bases, F), r, _ONE), _FLOATS)
-            for j in range(0, width, WIDTH):
-                known = rate * load_part(y, j, width - j, _FLOATS)
-                store_part(v, j, width - j, _FLOATS, load_part(v, j, width - j, _FLOATS) - known)
-            _fill(y, width)
         for i in range(n):
             decay, key = spread(load(a, i * a_by, _ONE), _FLOATS), spread(load(k, i, _ONE), _FLOATS)
             query = spread(load(q, i, _ONE), _FLOATS)
             for j in range(0, width, WIDTH):
                 count = width - j
-                entering = load_part(h, i * width + j, count, _FLOATS)
+                entering = load_part(before, i * width + j, count, _FLOATS)
                 state = multiply_add(key, load_part(v, j, count, _FLOATS), decay * entering)
-                store_part(last, i * width + j, count, _FLOATS, state)
+                store_part(after, i * width + j, count, _FLOATS, state)
                 store_part(y, j, count, _FLOATS, multiply_add(query, state, load_part(y, j, count, _FLOATS)))
+        if is_coded:
+            encode(last, scratch, n * width, wide, False)
 
 
 @compile_part
@@ -325,7 +333,7 @@ def _run_share(row, bases, turn, room, room_size, job, jobs):  # type: ignore[no
     elif opcode == SELECT:
         _select(row, bases, job, jobs)
     elif opcode == UPDATE:
-        _update(row, bases, job, jobs)
+        _update(row, bases, room, room_size, job, jobs)
     elif opcode == ATTEND:
         y, q, k, v = _place(row, bases, OUT), _place(row, bases, A), _place(row, bases, B), _place(row, bases, C)
         rows, turns, scratch = _place(row, bases, D), _place(row, bases, E), _place(row, bases, F)

@@ -8,18 +8,11 @@ once; anything else is copied first, with room to grow.
 import threading
 from array import array
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch import Tensor
 
-from recurra._choices import KVCacheNumbers
-from recurra.checks import require, require_literal
-from recurra.mixers.base import Mixer
-from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.state import Ragged
 
 Rows: TypeAlias = Tensor | Ragged
@@ -110,31 +103,3 @@ def _one_longer(part: Tensor) -> Tensor:
     storage = memory.untyped_storage()
     storage.recurra_shape = (n_rows, n + 1, n_heads, width, room)
     return memory[:, : n + 1]
-
-
-def _attend(
-    mixer: RotaryAttention, queries: Tensor, keys: Tensor, values: Tensor, state: RotaryAttentionState
-) -> tuple[Tensor, RotaryAttentionState]:
-    """Attend as the mixer does; while a step is recorded, all of it is one instruction."""
-    modes = _get_current_dispatch_mode_stack()
-    memory = getattr(modes[-1], "memory", None) if modes and queries.shape[1] == 1 else None
-    with nullcontext() if memory is None else _disable_current_modes():
-        y, after = type(mixer).attend(mixer, queries, keys, values, state)
-        if memory is not None:
-            memory.attend(y, after, queries, keys, values, state, mixer)
-    return y, after
-
-
-def prepare_attention(model: nn.Module, kv_cache_dtype: str) -> None:
-    """Let a copy for decoding keep keys and values in this type, and let compiled steps recognise its attention."""
-    require_literal(KVCacheNumbers, kv_cache_dtype=kv_cache_dtype)
-    has_attention = any(isinstance(part, RotaryAttention) for part in model.modules())
-    expected = "float32 for a model without rotary attention"
-    require(has_attention or kv_cache_dtype == "float32", "kv_cache_dtype", kv_cache_dtype, expected)
-    for mixer in [part for part in model.modules() if isinstance(part, Mixer)]:
-        attention = getattr(mixer, "attention", mixer)
-        if isinstance(attention, RotaryAttention) and kv_cache_dtype == "int8":
-            spec = attention.quantized_spec()
-            mixer.state_layout = mixer.state_layout._replace(keys=spec, values=spec)
-        if isinstance(mixer, RotaryAttention):
-            mixer.attend = partial(_attend, mixer)  # type: ignore[method-assign]

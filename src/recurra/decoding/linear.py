@@ -12,7 +12,7 @@ from torch.nn import functional
 from recurra._choices import DTYPES, Numbers
 from recurra.checks import kind_of, require, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
-from recurra.decoding._windows import prepare_attention
+from recurra.decoding._states import prepare_states
 from recurra.layers.feed_forward import Experts, TiedLinear, by_expert, expert_activation
 from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.rnn import RNN, RNNState
@@ -447,7 +447,9 @@ def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def pack_linear_layers(model: _Model, dtype: str = "float32", *, kv_cache_dtype: str = "float32") -> _Model:
+def pack_linear_layers(
+    model: _Model, dtype: str = "float32", *, kv_cache_dtype: str = "float32", state_dtype: str = "float32"
+) -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
     The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
@@ -458,7 +460,7 @@ def pack_linear_layers(model: _Model, dtype: str = "float32", *, kv_cache_dtype:
     Args:
         model: a model on the CPU, in float32 or bfloat16.
         dtype: how to store weights: "float32", "bfloat16", "int8" or "int4".
-        kv_cache_dtype: how states hold keys and values (see `prepare`).
+        kv_cache_dtype, state_dtype: how states hold keys and values, and matrices (see `prepare`).
 
     Raises:
         ValueError: there is no such dtype, or a layer has an adapter, which would be dropped or made permanent.
@@ -482,7 +484,7 @@ def pack_linear_layers(model: _Model, dtype: str = "float32", *, kv_cache_dtype:
             elif dtype != "float32" and type(child) in _PACKED:
                 setattr(parent, name, _PACKED[type(child)](child, dtype))
     _to_float32(twin)
-    prepare_attention(twin, kv_cache_dtype)
+    prepare_states(twin, kv_cache_dtype, state_dtype)
     return twin.eval()
 
 

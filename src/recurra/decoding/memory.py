@@ -48,6 +48,7 @@ class StepMemory:
         self._written = {_storage(tensor) for tensor in inputs}
         self._inputs = set(self._written)
         self._met = set(self._written)
+        self._codes: dict[int, Tensor] = {}
         self.windows: list[list[Any]] = []
         """The storages of keys and values that an ATTEND reads and gives, and how many steps the latter may have."""
 
@@ -193,13 +194,28 @@ class StepMemory:
     ) -> None:
         """Write one step of matrices (N, d_k, d_v) that decay and take k^T v, or follow the delta rule with rates b.
 
-        All are dense, with N first, and y may have been summed in another order; with b, v are b times the values, in
-        memory that is overwritten.
+        All are dense, with N first; with b, v are b times the values, in memory that is overwritten.
         """
         _require_floats(y, last, q, k, v, a, state)
-        places = [self._output(y), *map(self._place, (q, k, v, a, state, q if b is None else b)), self._output(last)]
-        sizes = [len(state), *state.shape[1:], a.shape[-1]]
-        self.instructions.append(Instruction(UPDATE, int(b is not None), places, sizes))
+        entering = self._codes.get(_storage(state), state)
+        operands = (q, k, v, a, entering, q if b is None else b)
+        places = [self._output(y), *map(self._place, operands), self._output(last)]
+        size = entering.element_size() * entering.numel() // len(state)
+        kind = int(b is not None) + 2 * (entering is not state)
+        self.instructions.append(Instruction(UPDATE, kind, places, [*state.shape, a.shape[-1]], ([size],)))
+
+    def decode(self, state: Tensor, codes: Tensor) -> None:
+        """Note that matrices stand for codes, which the step gets: only an `update` can read them."""
+        self._met.add(_storage(self.keep(state)))
+        self._codes[_storage(state)] = codes
+
+    def encode(self, state: Tensor, codes: Tensor) -> None:
+        """Let the `update` that gives matrices give their codes instead."""
+        given = [at for at, one in enumerate(self.instructions) if _storage(state) in [p.storage for p in one.places]]
+        if len(given) != 1 or self.instructions[given[0]].kind < 2 or not self.is_result(state):
+            raise StepNotCompiled("a state in int16 is not only that of one recurrence")
+        update = self.instructions[given[0]]
+        self.instructions[given[0]] = update._replace(places=[*update.places[:-1], self._output(self.keep(codes))])
 
     def attend(
         self, y: Tensor, after: Any, queries: Tensor, keys: Tensor, values: Tensor, state: Any, mixer: RotaryAttention

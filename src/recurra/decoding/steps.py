@@ -17,8 +17,8 @@ from recurra.decoding._prompts import PromptReader
 from recurra.decoding._windows import Rows, filled_up, first_rows
 from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
-from recurra.layers.attention import dequantized
-from recurra.mixers.rotary_attention import RotaryAttention
+from recurra.layers.quantization import dequantized
+from recurra.mixers.base import Mixer
 from recurra.models.shell import LanguageModelShell
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops._toolkit.graphs import WARM_UPS, Capture, CudaCapture, Graph
@@ -256,7 +256,7 @@ class _FlatStep(nn.Module):
 
 _TOLERANCE = 1e-5
 """How far a tensor of the first steps' results may be from the model's, relative to its largest number."""
-_TOLERANCE_IF_ROUNDED = {"bfloat16": 0.02, "int8": 0.2, "int4": 0.2}
+_TOLERANCE_IF_ROUNDED = {"int16": 1e-3, "bfloat16": 0.02, "int8": 0.2, "int4": 0.2}
 """The same for the difference's length over the tensor's, where inputs of products are rounded: one between two codes
 can fall either way, and each layer passes on what that moved. An operation that is wrong moves all of it."""
 
@@ -316,8 +316,8 @@ class CompiledStep(TracedStep):
         return super()._outline(state)
 
     def _agrees(self, mine: Tensor, right: Tensor) -> bool:
-        if mine.dtype == torch.int8:
-            n = mine.shape[-1] - 4
+        if mine.dtype in (torch.int8, torch.int16):
+            n = mine.shape[-1] - 4 // mine.dtype.itemsize
             mine, right = dequantized(mine, n), dequantized(right, n)
         if mine.shape != right.shape or not mine.numel():
             return mine.shape == right.shape
@@ -331,8 +331,9 @@ class CompiledStep(TracedStep):
 
     def _rounded_inputs(self) -> set[str]:
         parts = list(self.model.modules())
-        caches = {"int8" for part in parts if isinstance(part, RotaryAttention) and part.state_layout.keys.is_int8}
-        return caches | {part.dtype for part in parts if isinstance(part, DecodingLinear)} - {"float32"}
+        specs = [spec for part in parts if isinstance(part, Mixer) for spec in part.state_layout]
+        states = {str(spec.codes).removeprefix("torch.") for spec in specs if spec.codes is not None}
+        return states | {part.dtype for part in parts if isinstance(part, DecodingLinear)} - {"float32"}
 
 
 class CapturedStep(TracedStep):
@@ -375,6 +376,7 @@ def prepare(
     dtype: str = "float32",
     *,
     kv_cache_dtype: str = "float32",
+    state_dtype: str = "float32",
     graphs: Literal["auto", "off", "on"] = "off",
 ) -> nn.Module:
     """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
@@ -394,12 +396,15 @@ def prepare(
         dtype: how weights are stored: "float32", "bfloat16", "int8" or "int4"; on a GPU they stay as they are.
         kv_cache_dtype: how the states of rotary attention hold keys and values: "float32", or "int8" with one scale for
             each step and head of keys and of values. The states are then other ones than the model's.
+        state_dtype: how matrices of each head in the states of other mixers are held between calls: "float32", or
+            "int16" with a scale for each matrix, for models whose steps compile: with Mamba-2, delta rules other than
+            RWKV-7's, GLA, HGRN2, mLSTM and linear attention.
         graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":
             raise instead. Off by default: not yet tested on a GPU.
 
     Raises:
         ValueError: there is no such dtype, or the model is of another dtype on the CPU, has no such config, or has no
-            keys and values for "int8"; or `graphs` is "on" and there can be none.
+            keys and values for "int8" or matrices for "int16"; or `graphs` is "on" and there can be none.
         RuntimeError: Numba is missing.
     """
     require_literal(Literal["auto", "off", "on"], graphs=graphs)
@@ -407,7 +412,7 @@ def prepare(
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
     if graphs != "off" and next(model.parameters()).device.type == "cuda":
-        for name, given in {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}.items():
+        for name, given in {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "state_dtype": state_dtype}.items():
             if given != "float32":
                 expected = "float32, the default, on a card: its weights stay as they are"
                 raise ValueError(sentence(name, given, expected))
@@ -417,12 +422,13 @@ def prepare(
     if NUMBA_IS_MISSING:
         hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
-    packed = pack_linear_layers(model, dtype, kv_cache_dtype=kv_cache_dtype)
+    packed = pack_linear_layers(model, dtype, kv_cache_dtype=kv_cache_dtype, state_dtype=state_dtype)
     for form in (CompiledStep, TracedStep):
         try:
             return form(packed, vocab_size)
-        except (StepNotCompiled, StateShapeChanges):
-            continue
+        except (StepNotCompiled, StateShapeChanges) as error:
+            if state_dtype != "float32":  # a conversion at every step would cost more than it saves
+                raise ValueError(sentence("state_dtype", state_dtype, "float32 for this model", str(error))) from error
     return packed
 
 

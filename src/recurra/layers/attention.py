@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int8
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -157,28 +157,6 @@ def trim_cache(known: _Seen, window: int | None) -> _Seen:
     n_steps = known[0].shape[1]
     kept = n_steps if window is None else torch.sym_min(n_steps, window - 1)
     return type(known)(*(x[:, n_steps - kept :].clone() for x in known))
-
-
-_UNIT = 16
-"""Codes of a quantised vector are padded to a multiple of this many: those of one register."""
-
-
-def quantized_size(n: int) -> int:
-    """Return the bytes of a quantised vector of n numbers: its codes, and its scale in float32."""
-    return -(-n // _UNIT) * _UNIT + 4
-
-
-def quantized(x: Float[Tensor, "*batch n"]) -> Int8[Tensor, "*batch bytes"]:
-    """Round each vector to int8 codes from -127 to 127 times one scale, max |x| / 127, which lies behind its codes."""
-    scale = x.float().abs().amax(-1, keepdim=True) / 127
-    codes = (x / torch.where(scale == 0, 1.0, scale)).round().to(torch.int8)
-    padding = quantized_size(x.shape[-1]) - 4 - x.shape[-1]
-    return torch.cat([functional.pad(codes, (0, padding)), scale.view(torch.int8)], -1)
-
-
-def dequantized(x: Int8[Tensor, "*batch bytes"], n: int) -> Float[Tensor, "*batch n"]:
-    """Return the numbers that `quantized` vectors of n numbers stand for, in float32."""
-    return x[..., :n].float() * x[..., -4:].contiguous().view(torch.float32)
 
 
 def windows(n_queries: int, n_keys: int, window: int) -> Iterator[tuple[int, int, int, int]]:

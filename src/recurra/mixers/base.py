@@ -35,16 +35,17 @@ class Dim(NamedTuple):
 class StateSpec(NamedTuple):
     """The shape of a state tensor without the batch dimension; real or complex, and float32 or better.
 
-    Only copies for decoding have states in int8.
+    Copies for decoding may keep it in whole numbers.
     """
 
     shape: tuple[int | Dim, ...]
     is_complex: bool = False
-    is_int8: bool = False
+    codes: torch.dtype | None = None
+    """int8 or int16 if copies for decoding keep it as `recurra.layers.quantization` does."""
 
     def dtype(self, real: torch.dtype) -> torch.dtype:
         """Return the dtype of the tensor in a layer that computes in `real`."""
-        return torch.int8 if self.is_int8 else _COMPLEX[real] if self.is_complex else real
+        return self.codes or (_COMPLEX[real] if self.is_complex else real)
 
 
 Recurrence: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]

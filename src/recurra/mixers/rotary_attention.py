@@ -13,15 +13,13 @@ from recurra.checks import choose, require, require_at_least, require_positive, 
 from recurra.layers.attention import (
     append_to_cache,
     cache_limit,
-    dequantized,
     head_size,
-    quantized,
-    quantized_size,
     trim_cache,
     windowed_attention,
 )
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.positions import phases, rotate
+from recurra.layers.quantization import dequantized, quantized
 from recurra.mixers.base import Dim, Mixer, StateSpec, register_mixer
 
 
@@ -121,16 +119,13 @@ class RotaryAttention(Mixer):
     ) -> tuple[Tensor, RotaryAttentionState]:
         """Attend to the steps in the state and the new ones: values (B, L, H, d_head), and the next state."""
         new = RotaryAttentionState(at_least_float32(keys), at_least_float32(values))
-        is_int8 = self.state_layout.keys.is_int8
-        known = append_to_cache(state, RotaryAttentionState(*map(quantized, new)) if is_int8 else new)
-        seen = [dequantized(part, self.d_head) for part in known] if is_int8 else known
+        codes = self.state_layout.keys.codes
+        known = append_to_cache(
+            state, new if codes is None else RotaryAttentionState(*(quantized(x, codes) for x in new))
+        )
+        seen = known if codes is None else [dequantized(part, self.d_head) for part in known]
         y = self._attend(at_least_float32(queries), *seen, dtype=queries.dtype)
         return y, trim_cache(known, self.window)
-
-    def quantized_spec(self) -> StateSpec:
-        """Return the spec of keys and values in int8."""
-        past, n_kv_heads, d_head = self.state_layout.keys.shape
-        return StateSpec((past, n_kv_heads, quantized_size(d_head)), is_int8=True)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, L, H, d_head), keys and values (B, L, G, d_head), normalised but not rotated."""

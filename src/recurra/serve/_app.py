@@ -110,10 +110,11 @@ def _store_failed(error: Exception) -> ApiError:
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
     keep_large_blocks()
-    weights, cache = None if arguments.weights == "model" else arguments.weights, arguments.kv_cache_dtype
+    weights = None if arguments.weights == "model" else arguments.weights
+    dtypes = {"kv_cache_dtype": arguments.kv_cache_dtype, "state_dtype": arguments.state_dtype}
 
     def load() -> list[ServedModel]:
-        models = [_load_model(path, weights, arguments.checkpoint, overrides, cache) for path in paths]
+        models = [_load_model(path, weights, arguments.checkpoint, overrides, dtypes) for path in paths]
         names = [model.name for model in models]
         if len(set(names)) < len(names):
             raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
@@ -129,7 +130,11 @@ def _threads_of_model(threads: int | None) -> int:
 
 
 def _load_model(
-    path: str, weights: str | None, checkpoint: str, overrides: Sequence[str], kv_cache_dtype: str = "float32"
+    path: str,
+    weights: str | None,
+    checkpoint: str,
+    overrides: Sequence[str],
+    dtypes_of_states: dict[str, str] | None = None,
 ) -> ServedModel:
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
     return ServedModel(
@@ -137,7 +142,7 @@ def _load_model(
         trained.model,
         trained.tokenizer if trained.task.has_tokenizer() else None,
         weights=weights,
-        kv_cache_dtype=kv_cache_dtype,
+        dtypes_of_states=dtypes_of_states,
         task=trained.task.explored(trained),
         chat_template=trained.folder.read_chat_template(),
     )

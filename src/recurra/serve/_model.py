@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor, nn
 
 from recurra._choices import RECENT_TOKENS
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 from recurra.data.tokenizers import TextEncoder
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
@@ -76,7 +76,7 @@ class ServedModel:
         model: a language model in evaluation mode.
         tokenizer: None for a model that reads numbers.
         weights: dtype of the packed weights; None runs the model as it is.
-        kv_cache_dtype: dtype of attention layers' keys and values, with packed weights (see `prepare`).
+        dtypes_of_states: `kv_cache_dtype` and `state_dtype` of `prepare`, with packed weights.
         task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
         chat_template: a Jinja template in transformers' format.
     """
@@ -88,20 +88,20 @@ class ServedModel:
         tokenizer: TextEncoder | None = None,
         *,
         weights: str | None = None,
-        kv_cache_dtype: str = "float32",
+        dtypes_of_states: dict[str, str] | None = None,
         task: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> None:
         require_evaluation_mode(model)
         self.name, self.tokenizer, self.weights, self.chat_template = name, tokenizer, weights, chat_template
         self.task = task
-        if weights is None and kv_cache_dtype != "float32":
-            raise ValueError(sentence("kv_cache_dtype", kv_cache_dtype, "float32 without packed weights"))
+        rounded: dict[str, Any] = {n: kind for n, kind in (dtypes_of_states or {}).items() if kind != "float32"}
         identity = json.dumps(ModelIdentity.of(model), sort_keys=True)
-        if kv_cache_dtype != "float32":  # its states are others
-            identity += kv_cache_dtype
+        if rounded:  # sessions have other states
+            require(weights is not None, ", ".join(rounded), ", ".join(rounded.values()), "float32 without weights")
+            identity += json.dumps(rounded, sort_keys=True)
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-        self.runner: nn.Module = model if weights is None else prepare(model, weights, kv_cache_dtype=kv_cache_dtype)
+        self.runner: nn.Module = model if weights is None else prepare(model, weights, **rounded)
         self.plain = cast(Any, self.runner.model if isinstance(self.runner, TracedStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)
