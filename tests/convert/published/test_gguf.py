@@ -323,6 +323,72 @@ def test_what_does_not_fit_is_refused(change, message, tokenizer, tmp_path, monk
         from_huggingface(path)
 
 
+def altered(name, tokenizer, path, monkeypatch, **changes):
+    """Write a model and let its file be read with other entries of the metadata."""
+    portable = made(name, tokenizer)
+    to_gguf(portable, path)
+    metadata, tensors = gguf_file._read(path)
+    kind = metadata["general.architecture"]
+    metadata |= {f"{kind}.{key}": value for key, value in changes.items()}
+    monkeypatch.setattr(gguf_file, "_read", lambda path: (metadata, tensors))
+    return portable, tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("granite-experts", {"rope.scaling.type": "yarn"}, "rope.scaling.type in .* is 'yarn', which is not supported"),
+        ("lfm2", {"rope.scale_linear": 2.0}, "rope.scale_linear in .* is 2.0, which is not supported; expected 1.0"),
+        (
+            "falcon-h1",
+            {"rope.dimension_count": 16},
+            "rope.dimension_count in .* is 16; expected a whole number from 32",
+        ),
+        ("lfm2", {"attention.sliding_window": 7}, "attention.sliding_window in .* is 7, which is not supported"),
+        ("qwen3.5", {"attention.key_length": 2**31 - 1}, "key_length in .* is .*; expected a whole number from 1 to"),
+        ("granite", {"attention.head_count": 65}, "attention.head_count is 65; expected a divisor of embedding_length"),
+        (
+            "qwen3.5",
+            {"nextn_predict_layers": 4},
+            "nextn_predict_layers in .* is 4; expected a whole number from 0 to 3",
+        ),
+    ],
+    ids=str,
+)
+def test_metadata_that_changes_a_result_is_refused(name, changes, message, tokenizer, tmp_path, monkeypatch):
+    altered(name, tokenizer, tmp_path / "model.gguf", monkeypatch, **changes)
+    with pytest.raises(ValueError, match=message):
+        from_huggingface(tmp_path / "model.gguf")
+
+
+def test_last_blocks_that_predict_further_ahead_are_dropped(tokenizer, tmp_path, monkeypatch):
+    path = tmp_path / "model.gguf"
+    portable, tensors = altered("qwen3.5", tokenizer, path, monkeypatch, block_count=5, nextn_predict_layers=1)
+    tensors["blk.4.nextn.eh_proj.weight"] = tensors["token_embd.weight"]
+    torch.testing.assert_close(from_huggingface(path).model(TOKENS)[0], portable.model(TOKENS)[0], rtol=0.1, atol=0.1)
+
+
+def test_a_scale_of_attention_of_1_is_not_a_missing_one(tokenizer, tmp_path):
+    portable = made("granite-experts", tokenizer)  # its scale is 1 / 4
+    portable.model.config.mixer_options["rotary-attention"]["query_scale"] = 4.0
+    portable = PortableModel(LanguageModel(portable.model.config).eval(), tokenizer)
+    to_gguf(portable, tmp_path / "model.gguf", dtype="f32")
+    found = from_huggingface(tmp_path / "model.gguf").model
+    torch.testing.assert_close(found(TOKENS)[0], portable.model(TOKENS)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_vector_in_place_of_the_embedding_and_large_halves(tokenizer, tmp_path, monkeypatch):
+    portable, tensors = altered("mamba", tokenizer, tmp_path / "model.gguf", monkeypatch)
+    tensors["token_embd.weight"] = tensors["token_embd.weight"]._replace(shape=np.array([], np.int64))
+    with pytest.raises(ValueError, match=r"missing: token_embd\.weight"):
+        from_huggingface(tmp_path / "model.gguf")
+    with torch.no_grad():
+        portable.model.get_parameter("embedding.weight")[3, 5] = -7e4
+    with pytest.raises(ValueError, match=r"token_embd\.weight is .*7e\+04.*; expected finite numbers up to 6.55e\+04"):
+        to_gguf(portable, tmp_path / "large.gguf")
+    assert not (tmp_path / "large.gguf").exists()
+
+
 def test_damaged_files_are_refused_in_a_sentence(tokenizer, tmp_path):
     path, wanted = tmp_path / "model.gguf", "expected a whole file, little-endian and of version 2 or 3"
     to_gguf(made("mamba", tokenizer), path)
@@ -349,7 +415,7 @@ def test_damaged_files_are_refused_in_a_sentence(tokenizer, tmp_path):
         from_huggingface(path)
 
 
-def test_what_llama_cpp_does_not_have_is_refused(tokenizer, tmp_path):
+def test_what_llama_cpp_does_not_have_is_refused(tokenizer, tmp_path, monkeypatch):
     shape = {"d_channel_mixing": 0, "norm": "rms", "biases": False}
     xlstm = {"mixer": "mlstm", "d_channel_mixing": 64, "feed_forward": "swiglu", "norm_epsilon": 1e-6}
     selective = {"mixer": ["mamba"], "mixer_options": {"mamba": {"selection_norm": 1e-5, "selection_scales": True}}}
@@ -363,6 +429,27 @@ def test_what_llama_cpp_does_not_have_is_refused(tokenizer, tmp_path):
         model = LanguageModel(LanguageModelConfig(304, None, 1, 64, **shape | options))
         with pytest.raises(ValueError, match=message):
             to_gguf(PortableModel(model, tokenizer), tmp_path / "model.gguf")
+    wide = {"mamba2": MAMBA2 | {"expand": 1}, "rotary-attention": ATTENTION}
+    apart = {"gated-delta-net": DELTA | EPSILON | {"d_qk": 16}, "gated-attention": GATED | EPSILON}
+    fixed = {"gated-delta-net": DELTA | EPSILON, "gated-attention": GATED | EPSILON | {"rotated_share": 0.0}}
+    large = {"short-conv": {"biases": False}, "rotary-attention": HYBRIDS["lfm2"]["mixer_options"]["rotary-attention"]}
+    large["rotary-attention"] = large["rotary-attention"] | {"d_head": 32}
+    for name, options, message in [
+        ("granite", {"mixer_options": wide}, "expand is 1; expected 2, all that llama.cpp reads"),
+        (
+            "granite",
+            {"mixer": "mamba2", "mixer_options": MAMBA2},
+            "mixer is .*; expected attention in a block, without",
+        ),
+        ("qwen3.5", {"mixer_options": apart}, "d_v / n_heads is 16; expected d_qk / n_qk_heads = 8, as in llama.cpp"),
+        ("qwen3.5", {"mixer_options": fixed}, "rotated_share is 0.0; expected more than 0"),
+        ("lfm2", {"mixer_options": large}, "d_head is 32; expected d_model / n_heads = 16"),
+        ("rwkv7", {"mixer_options": {"rwkv7": {"n_heads": 4}}}, "d_model / n_heads is 16; expected a multiple of 32"),
+        ("rwkv7", {"tie_embeddings": True}, "tie_embeddings is True; expected False"),
+    ]:
+        monkeypatch.setitem(MODELS, "changed", MODELS[name] | options)
+        with pytest.raises(ValueError, match=message):
+            to_gguf(made("changed", tokenizer), tmp_path / "model.gguf")
     for encoder in (None, Vocabulary(["<eos>", "<unk>"])):
         with pytest.raises(ValueError, match=r"the tokenizer is .*; expected byte pairs"):
             to_gguf(made("mamba", tokenizer)._replace(tokenizer=encoder), tmp_path / "model.gguf")

@@ -1,5 +1,6 @@
 """llama.cpp's hybrids and RWKV-7: Granite 4.0, Falcon-H1, LFM2, Qwen3.5."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +22,10 @@ from recurra.convert.published._gguf_kinds import (
     kv_heads,
     log_of_decay,
     number,
+    require_usual_head,
     rule,
     rules_of_mamba2,
+    size_of_head,
     take_attention,
     take_expand,
 )
@@ -59,7 +62,12 @@ _GRANITE_SCALES = {
 }
 
 
-def _rotation(settings: Settings, share: float = 1.0) -> Entries:
+def _rotation(settings: Settings, d_head: int, least: int | None = None) -> Entries:
+    """Take how a head's channels turn, at least so many of them (all if None), and refuse what stretches positions."""
+    settings.only(**{"rope.scaling.type": "none", "rope.scaling.factor": (1.0, 0.0), "rope.scale_linear": (1.0, 0.0)})
+    n_turned = settings.size("rope.dimension_count", d_head, least=d_head if least is None else least, most=d_head)
+    share = n_turned / d_head
+    share = share if int(d_head * share) == n_turned else math.nextafter(share, 1)
     base = number(settings, "rope.freq_base", 10000.0)
     return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}}
 
@@ -71,33 +79,31 @@ def _base(entries: Entries) -> float:
 def _read_granite(settings: Settings, entries: Entries) -> Entries:
     attends, n_kv_heads = take_attention(settings, entries)
     n_experts = settings.size("expert_count", 0, least=0)
-    d_head = entries["hidden_size"] // entries["num_attention_heads"]
+    d_head, rotates = size_of_head(entries), settings.flag("rope.scaling.finetuned", False)
     network = {"num_local_experts": n_experts, "shared_intermediate_size": settings.size("feed_forward_length")}
     if n_experts:
         network["intermediate_size"] = network["shared_intermediate_size"]
         network["shared_intermediate_size"] = settings.size("expert_shared_feed_forward_length")
         network["num_experts_per_tok"] = settings.size("expert_used_count")
+    attention_scale = number(settings, "attention.scale", 0.0)
     scales = {entry: number(settings, key, 0.0) or 1.0 for key, entry in _GRANITE_SCALES.items()}
-    if scales["attention_multiplier"] == 1.0:
-        scales["attention_multiplier"] = d_head**-0.5
+    scales["attention_multiplier"] = attention_scale or d_head**-0.5
     return {
         **network,
         **scales,
-        **_rotation(settings),
+        **(_rotation(settings, d_head) if rotates else {}),
         "mamba_expand": take_expand(settings, entries),
         "num_key_value_heads": n_kv_heads,
         "layer_types": ["attention" if here else "mamba" for here in attends],
-        "position_embedding_type": "rope" if settings.flag("rope.scaling.finetuned", False) else None,
+        "position_embedding_type": "rope" if rotates else None,
     }
 
 
 def _write_granite(entries: Entries) -> dict[str, Any]:
     expand, n_experts = entries["mamba_expand"], entries["num_local_experts"]
     attends = [kind in ("attention", "full_attention") for kind in entries["layer_types"]]
-    usual = entries["hidden_size"] // entries["num_attention_heads"]
-    require(
-        entries["head_dim"] == usual, "d_head", entries["head_dim"], f"d_model / n_heads = {usual}, as in llama.cpp"
-    )
+    require(expand == 2, "expand", expand, "2, all that llama.cpp reads")
+    usual = require_usual_head(entries)
     network: dict[str, Any] = {"feed_forward_length": entries["shared_intermediate_size"]}
     if n_experts:
         network = {
@@ -109,7 +115,7 @@ def _write_granite(entries: Entries) -> dict[str, Any]:
     return {
         **network,
         **{key: float(entries[entry]) for key, entry in _GRANITE_SCALES.items()},
-        INNER: expand * entries["hidden_size"],
+        INNER: 2 * entries["hidden_size"],
         KV_HEADS: kv_heads(entries, attends),
         "rope.scaling.finetuned": entries["position_embedding_type"] == "rope",
         "rope.freq_base": _base(entries),
@@ -147,7 +153,7 @@ def _pairs(n_heads: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor],
 
 
 def _read_falcon_h1(settings: Settings, entries: Entries) -> Entries:
-    return {**_rotation(settings), "mamba_norm_before_gate": False}
+    return {**_rotation(settings, entries["head_dim"]), "mamba_norm_before_gate": False}
 
 
 def _write_falcon_h1(entries: Entries) -> dict[str, Any]:
@@ -174,8 +180,9 @@ def _rules_of_falcon_h1(entries: Entries) -> list[Rule]:
 
 def _read_lfm2(settings: Settings, entries: Entries) -> Entries:
     attends, n_kv_heads = take_attention(settings, entries)
+    settings.only(**{"attention.sliding_window": 0})
     return {
-        **_rotation(settings),
+        **_rotation(settings, size_of_head(entries)),
         "layer_types": ["full_attention" if here else "conv" for here in attends],
         "num_key_value_heads": n_kv_heads,
         "block_auto_adjust_ff_dim": False,
@@ -184,6 +191,7 @@ def _read_lfm2(settings: Settings, entries: Entries) -> Entries:
 
 def _write_lfm2(entries: Entries) -> dict[str, Any]:
     require(not entries["conv_bias"], "biases", True, "none, as in llama.cpp")
+    require_usual_head(entries)
     return {
         KV_HEADS: kv_heads(entries, [kind == "full_attention" for kind in entries["layer_types"]]),
         "rope.freq_base": _base(entries),
@@ -196,9 +204,8 @@ _CONV = rule(r"conv\.conv\.weight", "conv.conv.weight", lambda t: t.squeeze(1), 
 
 def _read_qwen3_5(settings: Settings, entries: Entries) -> Entries:
     n_heads = entries["linear_num_value_heads"]
-    n_turned = settings.size("rope.dimension_count", entries["head_dim"])
     return {
-        **_rotation(settings, n_turned / entries["head_dim"]),
+        **_rotation(settings, entries["head_dim"], 1),
         "linear_value_head_dim": settings.size(INNER) // n_heads,
         "full_attention_interval": settings.size("full_attention_interval", 4),
     }
@@ -210,11 +217,15 @@ def _write_qwen3_5(entries: Entries) -> dict[str, Any]:
     require(
         epsilon == 1e-6, "norm_epsilon", epsilon, "1e-06, which llama.cpp also adds where it scales keys to length 1"
     )
+    d_key, d_value = entries["linear_key_head_dim"], entries["linear_value_head_dim"]
+    require(d_key == d_value, "d_v / n_heads", d_value, f"d_qk / n_qk_heads = {d_key}, as in llama.cpp")
     n_layer = len(attends)
     intervals = (n for n in range(1, n_layer + 2) if attends == [(at + 1) % n == 0 for at in range(n_layer)])
     interval = next(intervals, 0)
-    require(interval > 0, "mixer", entries["layer_types"], "attention in every n-th block, as llama.cpp has it")
+    is_regular = interval > 0 and any(attends)
+    require(is_regular, "mixer", entries["layer_types"], "attention in every n-th block, as llama.cpp has it")
     n_turned = int(entries["head_dim"] * entries["rope_parameters"]["partial_rotary_factor"])
+    require(n_turned > 0, "rotated_share", 0.0, "more than 0, as in llama.cpp")
     return {
         INNER: entries["linear_value_head_dim"] * entries["linear_num_value_heads"],
         "attention.value_length": entries["head_dim"],
@@ -312,6 +323,13 @@ def _ranks_of_rwkv7(entries: Entries) -> dict[str, tuple[str, int]]:
     return {f"attention.{key}_lora_rank": (entry, entries.get(entry) or usual[own]) for key, (own, entry) in names}
 
 
+def _write_rwkv7(entries: Entries) -> dict[str, Any]:
+    d_head = entries["head_dim"]
+    require(d_head % 32 == 0, "d_model / n_heads", d_head, "a multiple of 32: llama.cpp computes others wrongly")
+    require(not entries["tie_word_embeddings"], "tie_embeddings", True, "False, as in llama.cpp")
+    return {"attention.head_count": 0} | {key: rank for key, (_, rank) in _ranks_of_rwkv7(entries).items()}
+
+
 def _dummy(key: str, name: str, own: str, theirs: str) -> Rule:
     """A tensor of the first block that llama.cpp also wants as one of the value residual, which that block lacks."""
     names = (theirs + name, theirs + name.replace("a", "v", 1))
@@ -397,7 +415,7 @@ KINDS = [
         SHARED | _OF_RWKV7,
         (_LAYER_NORM, "norm_eps"),
         lambda settings, entries: {entry: settings.size(key) for key, (entry, _) in _ranks_of_rwkv7(entries).items()},
-        lambda entries: {"attention.head_count": 0} | {key: n for key, (_, n) in _ranks_of_rwkv7(entries).items()},
+        _write_rwkv7,
         lambda entries: [],
     ),
 ]

@@ -17,6 +17,8 @@ from recurra.convert.published._settings import Settings
 
 Entries = dict[str, Any]
 INNER, KV_HEADS = "ssm.inner_size", "attention.head_count_kv"
+_MOST = 2**24
+"""The largest size of anything but the vocabulary: some are made into lists before any tensor is compared."""
 _MOST_CONTEXT = 2**18
 """What files give as the longest context, for which llama.cpp wants a number."""
 
@@ -44,7 +46,9 @@ class Kind(NamedTuple):
     def entries(self, settings: Settings, names: set[str], vocab_size: int) -> Entries:
         """Make the entries of config.json of a file's metadata and the names of its tensors."""
         entries: Entries = {"model_type": self.model_type, "vocab_size": vocab_size}
-        entries |= {entry: settings.size(key) for key, entry in self.sizes.items()}
+        entries |= {entry: settings.size(key, most=_MOST) for key, entry in self.sizes.items()}
+        n_ahead = settings.size("nextn_predict_layers", 0, least=0, most=entries["num_hidden_layers"] - 1)
+        entries["num_hidden_layers"] -= n_ahead  # the last ones, which predict tokens further ahead
         key, entry = self.epsilon
         entries[entry] = number(settings, key)
         entries["tie_word_embeddings"] = "output.weight" not in names
@@ -138,6 +142,20 @@ def _read_mamba2(settings: Settings, entries: Entries) -> Entries:
     return {"expand": expand, "head_dim": expand * entries["hidden_size"] // entries["num_heads"]}
 
 
+def size_of_head(entries: Entries) -> int:
+    """The channels of a head where nothing else says it."""
+    d_model, n_heads = entries["hidden_size"], entries["num_attention_heads"]
+    require(d_model % n_heads == 0, "attention.head_count", n_heads, f"a divisor of embedding_length = {d_model}")
+    return int(d_model // n_heads)
+
+
+def require_usual_head(entries: Entries) -> int:
+    """Refuse to write heads of another size than llama.cpp takes them to have."""
+    usual, d_head = size_of_head(entries), entries["head_dim"]
+    require(d_head == usual, "d_head", d_head, f"d_model / n_heads = {usual}, as in llama.cpp")
+    return usual
+
+
 def take_attention(settings: Settings, entries: Entries) -> tuple[list[bool], int | None]:
     """Take where a model attends, and with how many heads of keys and values."""
     heads, n_layer = settings.numbers(KV_HEADS) or [], entries["num_hidden_layers"]
@@ -164,6 +182,7 @@ def _write_jamba(entries: Entries) -> dict[str, Any]:
 
 
 def kv_heads(entries: Entries, attends: list[bool]) -> list[int]:
+    require(any(attends), "mixer", "one without attention", "attention in a block, without which llama.cpp fails")
     return [entries["num_key_value_heads"] * here for here in attends]
 
 

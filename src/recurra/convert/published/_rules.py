@@ -258,10 +258,11 @@ def one_or_list(names: list[str]) -> str | list[str]:
 
 def regular_places(chosen: Sequence[bool], name: str, got: Any, what: str) -> tuple[int, int]:
     """Return the period and the offset of the blocks with `what`, as a Jamba has them; `name` and `got` for errors."""
-    for period in range(1, len(chosen) + 2):
-        for offset in range(period):
-            if list(chosen) == [number % period == offset for number in range(len(chosen))]:
-                return period, offset
+    places = [place for place, is_chosen in enumerate(chosen) if is_chosen] or [len(chosen)]
+    first = places[0]
+    period = places[1] - first if places[1:] else max(first + 1, len(chosen) - first)
+    if first < period and list(chosen) == [number % period == first for number in range(len(chosen))]:
+        return period, first
     raise ValueError(sentence(name, got, f"{what} at equal distances, as of a JambaForCausalLM"))
 
 

@@ -19,7 +19,7 @@ from recurra._choices import GgufType
 from recurra._files.reading import one_line
 from recurra._files.weights import require_finite
 from recurra._files.writing import replacing
-from recurra.checks import choose, require_literal, sentence
+from recurra.checks import choose, require, require_literal, sentence
 from recurra.convert.portable import PortableModel
 from recurra.convert.published._gguf_hybrids import KINDS, RWKV7
 from recurra.convert.published._gguf_kinds import Entries, Kind
@@ -50,12 +50,16 @@ def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
     metadata, tensors = _read(path)
     name = str(metadata.get(Keys.General.ARCHITECTURE))
     kind: Kind = choose(f"{Keys.General.ARCHITECTURE} in {path}", _KINDS, name)
-    if "token_embd.weight" not in tensors:
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or not len(embedding.shape):
         raise ValueError(sentence(str(path), "not one model's (missing: token_embd.weight)", _WHOLE))
     own = {key.removeprefix(f"{name}."): value for key, value in metadata.items()}
-    entries = kind.entries(Settings(own, str(path)), set(tensors), int(tensors["token_embd.weight"].shape[-1]))
+    entries = kind.entries(Settings(own, str(path)), set(tensors), int(embedding.shape[-1]))
     architecture = _ARCHITECTURES[entries["model_type"]]
     outline = outline_of(architecture, entries, len(tensors), str(path))
+    n_layer, n_blocks = entries["num_hidden_layers"], int(own["block_count"])
+    ahead = tuple(f"blk.{number}." for number in range(n_layer, n_blocks))
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(ahead)}
     theirs = weights_by_their_names(outline, rules_of(architecture, outline.config))
     theirs = join_fused(theirs, fused_of(architecture, outline.config))
     model = filled(outline, architecture, _weights(kind, entries, tensors, theirs, path), str(path), dtype)
@@ -181,6 +185,9 @@ _ADD: dict[type, Callable[..., None]] = {
 
 def _write(writer: GGUFWriter, name: str, values: np.ndarray, wanted: GGMLQuantizationType) -> None:
     stored = _stored(name, values, wanted)
+    largest = np.abs(values).max(initial=0.0)
+    most = np.finfo(np.float16).max if stored == GGMLQuantizationType.F16 else np.finfo(np.float32).max
+    require(largest <= most, name, f"one with {largest:.3g}", f"finite numbers up to {most:.3g}", "choose the type f32")
     writer.add_tensor(name, gguf.quantize(values, stored).view(_Array), raw_dtype=stored)
 
 
