@@ -438,7 +438,7 @@ def test_what_llama_cpp_does_not_have_is_refused(tokenizer, tmp_path, monkeypatc
         ("granite", {"mixer_options": wide}, "expand is 1; expected 2, all that llama.cpp reads"),
         (
             "granite",
-            {"mixer": "mamba2", "mixer_options": MAMBA2},
+            {"mixer": ["mamba2", "mamba2"], "mixer_options": {"mamba2": MAMBA2}},
             "mixer is .*; expected attention in a block, without",
         ),
         ("qwen3.5", {"mixer_options": apart}, "d_v / n_heads is 16; expected d_qk / n_qk_heads = 8, as in llama.cpp"),
