@@ -103,8 +103,7 @@ def main() -> None:
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     print(f"the model: {size / 1e9:.1f} GB")
     with peak(f"packed in {arguments.weights}"):
-        form = prepare(model, arguments.weights)
-    del model
+        form = prepare(model, arguments.weights, in_place=True)
     with peak(f"{arguments.tokens} tokens"), torch.inference_mode():
         token, state = torch.zeros(1, 1, dtype=torch.int64), None
         for _ in range(arguments.tokens):

@@ -1,6 +1,7 @@
 """Linear layers for decoding: torch's results at every size, and the error of rounded weights."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -200,6 +201,19 @@ def test_a_packed_model_steps_as_the_model_does(tied):
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-5)
     for mine, other in zip(state.layers, expected_state.layers):
         torch.testing.assert_close(mine.h, other.h, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_packing_in_place_frees_the_weights(tied):
+    model = language_model(tie_embeddings=tied)
+    expected = pack_linear_layers(copy.deepcopy(model), "int4")
+    layer = next(part for part in model.blocks.modules() if isinstance(part, nn.Linear))
+    weight = weakref.ref(layer.weight)
+    del layer
+    packed, tokens = pack_linear_layers(model, "int4", in_place=True), torch.randint(31, (2, 7))
+    assert packed is model
+    assert weight() is None
+    torch.testing.assert_close(packed(tokens)[0], expected(tokens)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mixer", ["gateloop", "mamba", "gated-delta-net", "rotary-attention"])

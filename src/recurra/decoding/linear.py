@@ -448,7 +448,12 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def pack_linear_layers(
-    model: _Model, dtype: str = "float32", *, kv_cache_dtype: str = "float32", state_dtype: str = "float32"
+    model: _Model,
+    dtype: str = "float32",
+    *,
+    kv_cache_dtype: str = "float32",
+    state_dtype: str = "float32",
+    in_place: bool = False,
 ) -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
@@ -461,6 +466,7 @@ def pack_linear_layers(
         model: a model on the CPU, in float32 or bfloat16.
         dtype: how to store weights: "float32", "bfloat16", "int8" or "int4".
         kv_cache_dtype, state_dtype: how states hold keys and values, and matrices (see `prepare`).
+        in_place: pack the model itself, and free the weights of each layer before the next is packed.
 
     Raises:
         ValueError: there is no such dtype, or a layer has an adapter, which would be dropped or made permanent.
@@ -471,14 +477,16 @@ def pack_linear_layers(
             got = f"one with an adapter, the {type(module).__name__} {name}"
             raise ValueError(sentence("model", got, "one without", "call merge_and_unload first"))
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, memo=shared)
+    shared = {} if in_place else {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = model if in_place else copy.deepcopy(model, memo=shared)
     packed: dict[nn.Module, nn.Module] = {}  # by layer: one that several modules have stays one
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear or type(child) is TiedLinear:
                 packed[child] = packed.get(child) or DecodingLinear(child, dtype)
                 setattr(parent, name, packed[child])
+                if in_place:
+                    child._parameters.clear()
             elif type(child) is Experts:
                 setattr(parent, name, DecodingExperts(child, dtype))
             elif dtype != "float32" and type(child) in _PACKED:

@@ -377,6 +377,7 @@ def prepare(
     *,
     kv_cache_dtype: str = "float32",
     state_dtype: str = "float32",
+    in_place: bool = False,
     graphs: Literal["auto", "off", "on"] = "off",
 ) -> nn.Module:
     """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
@@ -399,6 +400,8 @@ def prepare(
         state_dtype: how matrices of each head in the states of other mixers are held between calls: "float32", or
             "int16" with a scale for each matrix, for models whose steps compile: with Mamba-2, delta rules other than
             RWKV-7's, GLA, HGRN2, mLSTM and linear attention.
+        in_place: pack the model itself, which then is the result's, and free each layer's weights in turn: for a model
+            that barely fits into memory.
         graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":
             raise instead. Off by default: not yet tested on a GPU.
 
@@ -422,7 +425,8 @@ def prepare(
     if NUMBA_IS_MISSING:
         hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
-    packed = pack_linear_layers(model, dtype, kv_cache_dtype=kv_cache_dtype, state_dtype=state_dtype)
+    states = {"kv_cache_dtype": kv_cache_dtype, "state_dtype": state_dtype}
+    packed = pack_linear_layers(model, dtype, **states, in_place=in_place)
     for form in (CompiledStep, TracedStep):
         try:
             return form(packed, vocab_size)
