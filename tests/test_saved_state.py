@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from recurra import state as states
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.state import state_from_plain, state_to_plain
+from recurra.state import Ragged, state_from_plain, state_to_plain
 
 
 class Inner(NamedTuple):
@@ -145,3 +145,8 @@ def test_fewer_layers_than_the_model_has_are_refused(model):
     shorter = [part[:-1] if place == number else part for place, part in enumerate(plain)]
     with pytest.raises(ValueError, match=r"^state\.\w+ is a list of 1 in the saved state; expected a list of 2"):
         state_from_plain(shorter, model)
+
+
+def test_a_batch_at_different_positions_is_not_written():
+    with pytest.raises(ValueError, match="state is one of different positions; expected one of a single sequence: see"):
+        state_to_plain([Ragged((torch.zeros(1, 2), torch.zeros(1, 3)))])

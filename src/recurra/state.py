@@ -226,7 +226,13 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def state_to_plain(state: Any) -> Any:
-    """Turn a state into nested lists of tensors, numbers and None: plain data without this package's classes."""
+    """Turn a state into nested lists of tensors, numbers and None: plain data without this package's classes.
+
+    Raises:
+        ValueError: sequences of the batch are at different positions.
+    """
+    if isinstance(state, Ragged):
+        raise ValueError(sentence("state", "one of different positions", "one of a single sequence", "see split"))
     if isinstance(state, (tuple, list)):
         return [state_to_plain(item) for item in state]
     return state.detach() if isinstance(state, Tensor) else state

@@ -134,6 +134,19 @@ def test_a_state_stays_what_it_was(cache):
     assert_same_state(found[0][1], found[2][1], 0)
 
 
+def test_states_that_the_model_refuses():
+    step, _ = compiled(pack_linear_layers(hybrid("odd")))
+    tokens = torch.randint(31, (2, 5))
+    _, known = step.model(tokens)
+    keys, values = known.layers[0]
+    beyond = [part.repeat(1, 6, 1, 1) for part in (keys, values)]  # more steps than the window has
+    apart = [Ragged((part, part[:1])) for part in (keys, values)]  # a part of two sequences
+    for parts, rows in ((beyond, 2), (apart, 3)):
+        state = known._replace(layers=(RotaryAttentionState(*parts), *known.layers[1:]))
+        with pytest.raises(ValueError, match="expected"):
+            step(tokens[:1, :1].expand(rows, 1), state)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_step_copies_no_keys(rows):
     """Those of the last state are continued where they are."""

@@ -56,11 +56,15 @@ class Window(NamedTuple):
         """Tell whether inputs are keys and values of as many rows and such heads as those of the recording."""
         keys, values = (parts_of(inputs[place]) for place in (self.keys, self.values))
         model, n_rows = like[self.keys], 0
+        is_ragged = isinstance(inputs[self.keys], Ragged)
+        most = most_steps - 1 if self.most is None else min(self.most, most_steps - 1)
         for pair in zip(keys, values):
+            if is_ragged and len(pair[0]) != 1:
+                return False
             for part in pair:
                 is_alike = type(part) is type(model) and part.dtype is model.dtype and part.is_cpu
                 is_alike = is_alike and part.shape[:2] == pair[0].shape[:2] and part.shape[2:] == model.shape[2:]
-                if not is_alike or part.shape[1] >= most_steps or (part.numel() and not part.data_ptr()):
+                if not is_alike or part.shape[1] > most or (part.numel() and not part.data_ptr()):
                     return False
             n_rows += len(pair[0])
         return len(keys) == len(values) and n_rows == len(model)

@@ -120,11 +120,31 @@ def test_a_tensor_of_a_wrong_shape_is_refused_in_a_sentence(peers, monkeypatch, 
     weights = load_file(folder / "model.safetensors")
     unread = ("query_decay", "key_decay", "diagonal_decay")  # of a MiniMax: powers of a decay that is read
     for key, tensor in weights.items():
-        for damaged in (tensor.new_zeros(()), torch.stack([tensor, tensor], -1), tensor[..., :0]):
+        for damaged in (tensor.new_zeros(()), torch.stack([tensor, tensor], -1), tensor[..., :0], tensor.char()):
             wrong = {**weights, key: damaged}
             monkeypatch.setattr(_folder, "_read_folder_weights", lambda _, wrong=wrong: dict(wrong))
             with nullcontext() if key.endswith(unread) else pytest.raises(ValueError, match="; expected"):
                 from_huggingface(folder)
+
+
+def test_a_decay_that_is_not_positive_is_refused(peers, monkeypatch):
+    folder = peers(next(name for name, (kind, _) in CASES.items() if kind == "MiniMax"))[1]
+    weights = load_file(folder / "model.safetensors")
+    slope = next(key for key in weights if key.endswith("slope_rate"))
+    monkeypatch.setattr(_folder, "_read_folder_weights", lambda _: weights | {slope: -weights[slope].abs()})
+    with pytest.raises(ValueError, match=r"slope_rate is one with -.*; expected positive numbers"):
+        from_huggingface(folder)
+
+
+def test_layers_of_a_kimi_that_disagree_are_refused(peers):
+    whole = json.loads((peers("kimi")[1] / "config.json").read_text())
+    n_layer = whole["num_hidden_layers"]
+    with pytest.raises(ValueError, match=r"full_attn_layers and kda_layers is .*; expected each of"):
+        config_of("kimi_linear", whole | {"linear_attn_config": {"full_attn_layers": [1]}})
+    all_linear = {"full_attn_layers": [], "kda_layers": list(range(1, n_layer + 1))}
+    given = ["full_attention", *["linear_attention"] * (n_layer - 1)]
+    with pytest.raises(ValueError, match=r"layer_types is .*; expected the layers of linear_attn_config"):
+        config_of("kimi_linear", whole | {"linear_attn_config": all_linear, "layer_types": given})
 
 
 MAMBA = {"selection_norm": 1e-5, "selection_scales": True}

@@ -119,7 +119,8 @@ def _linear_layers(settings: Settings, n_layer: int) -> tuple[list[str], dict[st
     section, whole = settings.section("linear_attn_config"), settings
     attending, linear = section.numbers("full_attn_layers"), section.numbers("kda_layers")
     kinds = ["full_attention" if number and number % 4 == 0 else "linear_attention" for number in range(n_layer)]
-    if attending is not None and linear is not None:
+    if attending is not None or linear is not None:
+        attending, linear = attending or [], linear or []
         are_all = sorted([*attending, *linear]) == list(range(1, n_layer + 1))
         expected = f"each of {n_layer} layers once, from 1"
         require(are_all, "full_attn_layers and kda_layers", (attending, linear), expected)
@@ -129,7 +130,10 @@ def _linear_layers(settings: Settings, n_layer: int) -> tuple[list[str], dict[st
     kernel = section.size("short_conv_kernel_size", whole.size("linear_conv_kernel_dim", 4))
     section.finish()
     sizes = {"n_heads": n_heads, "d_qk": channels, "d_v": channels, "kernel_size": kernel}
-    return whole.layers("layer_types", _OF_KIMI, kinds), sizes
+    given = whole.layers("layer_types", _OF_KIMI, kinds)
+    agree = attending is None or [_OF_KIMI[kind] for kind in given] == [_OF_KIMI[kind] for kind in kinds]
+    require(agree, "layer_types", given, "the layers of linear_attn_config")
+    return given, sizes
 
 
 def _kimi_rules(block: Block) -> list[Rule]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra.checks import require
+from recurra.checks import require, sentence
 from recurra.convert.published._rules import (
     EXPERTS,
     NORMS,
@@ -83,6 +83,12 @@ def _factors(settings: Settings, name: str) -> float:
     return found[0]
 
 
+def _log_rate(slope: Tensor) -> Tensor:
+    if not bool((slope > 0).all()):
+        raise ValueError(sentence("slope_rate", f"one with {float(slope.min()):.3g}", "positive numbers"))
+    return slope.flatten().log()
+
+
 def _minimax_rules(block: Block) -> list[Rule]:
     layer = f"model.layers.{block.number}."
     theirs, mixture = f"{layer}self_attn.", f"{layer}block_sparse_moe."
@@ -94,7 +100,7 @@ def _minimax_rules(block: Block) -> list[Rule]:
         return [*rules, *attention_rules(block, theirs)]
     ((q, k, v),) = (fused.names for fused in _minimax_fused(block))
     n_heads, _, d_head = heads_of(block)
-    rate = (lambda slope: slope.flatten().log(), lambda rate: (rate.exp().view(-1, 1, 1),))
+    rate = (_log_rate, lambda rate: (rate.exp().view(-1, 1, 1),))
     return [
         *rules,
         stacked(f"{block.own}qkv.weight", [q, k, v], [n_heads * d_head] * 3),

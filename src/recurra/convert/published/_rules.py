@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
-from recurra.checks import require, sentence
+from recurra.checks import kind_of, require, sentence
 from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
@@ -281,6 +281,9 @@ def usual_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[
         moved = {name: weights.pop(name) for name in found}
         if usual is not None:
             weights |= {usual + name.removeprefix(beginning): tensor for name, tensor in moved.items()}
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise ValueError(sentence(name, kind_of(tensor), "floating-point numbers, not quantised ones"))
     return architecture.other_layout(weights)
 
 
