@@ -123,7 +123,8 @@ def test_a_tensor_of_a_wrong_shape_is_refused_in_a_sentence(peers, monkeypatch, 
         for damaged in (tensor.new_zeros(()), torch.stack([tensor, tensor], -1), tensor[..., :0], tensor.char()):
             wrong = {**weights, key: damaged}
             monkeypatch.setattr(_folder, "_read_folder_weights", lambda _, wrong=wrong: dict(wrong))
-            with nullcontext() if key.endswith(unread) else pytest.raises(ValueError, match="; expected"):
+            is_unread = key.endswith(unread) and damaged.is_floating_point()
+            with nullcontext() if is_unread else pytest.raises(ValueError, match="; expected"):
                 from_huggingface(folder)
 
 
