@@ -31,6 +31,7 @@ from torch import nn
 
 from benchmarks.decoding import gateloop
 from benchmarks.table import cpu_name
+from benchmarks.timing import seconds_of
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -199,10 +200,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _our_prefill(model: LanguageModel, prompt: torch.Tensor) -> float:
-    model.head(model.hidden(prompt)[0][:, -1])
-    start = time.perf_counter()
-    model.head(model.hidden(prompt)[0][:, -1])
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * [seconds_of(lambda: model.head(model.hidden(prompt)[0][:, -1])) for _ in range(2)][1]
 
 
 def show(found: dict[str, dict[str, Any]], contexts: list[int], prompt: int) -> None:

@@ -30,7 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.table import cpu_name
-from benchmarks.timing import interleaved, median_ratio
+from benchmarks.timing import interleaved, median_ratio, seconds_of
 from recurra import create_mixer, list_mixers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -131,12 +131,7 @@ def measured(name: str, n_updates: int) -> dict[str, Any]:
 
 def microseconds(call: Callable[[], Any], rounds: int = 300) -> float:
     """The least time of a call, of `rounds` after 20 unmeasured ones."""
-    times = []
-    for _ in range(20 + rounds):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1e6 * min(times[20:])
+    return 1e6 * min([seconds_of(call) for _ in range(20 + rounds)][20:])
 
 
 def calls(names: list[str], d_model: int = 64) -> Table:

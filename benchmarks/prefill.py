@@ -10,7 +10,6 @@ the prompt's own matrix products would take at that rate, over the time of the c
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.decoding import VOCABULARY, gateloop
 from benchmarks.table import cpu_name
+from benchmarks.timing import seconds_of
 from recurra.train._process import keep_large_blocks
 
 SIDE = 2048
@@ -28,12 +28,7 @@ SIDE = 2048
 
 def seconds(run: Callable[[], object], rounds: int) -> float:
     """The median of `rounds` calls after one that is not timed."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return statistics.median([seconds_of(run) for _ in range(rounds + 1)][1:])
 
 
 def products_of_a_token(model: torch.nn.Module) -> int:
