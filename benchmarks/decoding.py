@@ -13,7 +13,6 @@ after the last token only, as compiled programs and by the packed model's own op
 
 import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
@@ -184,10 +183,7 @@ def main() -> None:
         rates += result["ms, prompts"]["sum"]
     result["sum, GB/s"] = [SUMMED / 1e6 / value for value in rates]
     print(f"torch.sum reads {statistics.median(result['sum, GB/s']):.1f} GB/s")
-    kept = Path("runs/benchmarks-decoding.json")
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(result, indent=1))
-    print(f"written: {kept}")
+    keep(Path("runs/benchmarks-decoding.json"), result)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.decoding import gateloop
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import prepare
@@ -239,9 +239,7 @@ def main(words: list[str] | None = None) -> None:
     about = json.loads(info.splitlines()[-1]) if info else {}
     print(about.get("system", ""))
     result = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads, **about, "results": found}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
-    print(f"written: {arguments.out}")
+    keep(arguments.out, result)
 
 
 if __name__ == "__main__":

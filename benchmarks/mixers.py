@@ -16,7 +16,6 @@ steps with their gradients, in microseconds beside torch.nn.GRU's on one thread;
 
 import argparse
 import inspect
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 from benchmarks.timing import interleaved, median_ratio, seconds_of
 from recurra import create_mixer, list_mixers
 from recurra.decoding.steps import prepare
@@ -186,9 +185,7 @@ def main() -> None:
         if found["not_exportable"]:
             console.print(f"{name}: {found['not_exportable']}")
     path = Path("runs/benchmarks-mixers.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"cpu": cpu_name(), "threads": arguments.threads, "mixers": results}, indent=1))
-    print(f"written: {path}")
+    keep(path, {"cpu": cpu_name(), "threads": arguments.threads, "mixers": results})
 
 
 if __name__ == "__main__":

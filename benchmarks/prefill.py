@@ -8,7 +8,6 @@ the prompt's own matrix products would take at that rate, over the time of the c
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.decoding import VOCABULARY, gateloop
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
 from recurra.train._process import keep_large_blocks
 
@@ -64,9 +63,7 @@ def main() -> None:
         table.add_row(name, *row)
     Console().print(table)
     path = Path("runs/benchmarks-prefill.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"cpu": cpu_name(), "threads": arguments.threads, "prompts": results}, indent=1))
-    print(f"written: {path}")
+    keep(path, {"cpu": cpu_name(), "threads": arguments.threads, "prompts": results})
 
 
 if __name__ == "__main__":
