@@ -13,9 +13,7 @@ after the last token only, as compiled programs and by the packed model's own op
 
 import argparse
 import itertools
-import json
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
+from benchmarks.timing import seconds_of
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -52,12 +51,6 @@ def gpt2() -> Any:
 
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(n_positions=2 * PROMPT)).eval()
-
-
-def milliseconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
 
 
 class Ours:
@@ -94,7 +87,7 @@ def timed(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list
     for turn in range(rounds + 1):
         for name, step in steps.items():
             step()
-            block = [milliseconds(step) for _ in range(BLOCK)]
+            block = [1e3 * seconds_of(step) for _ in range(BLOCK)]
             times[name] += block if turn else []  # the first round warms up
     return times
 
@@ -110,8 +103,8 @@ def one_stream(forms: dict[str, Any], rounds: int) -> tuple[dict[str, list[float
     times = timed({name: stream.step for name, stream in streams.items()} | {"sum": SUM}, rounds)
     prompt = torch.randint(VOCABULARY, (1, PROMPT))
     prefill = {
-        "GateLoop": milliseconds(lambda: model.head(model.hidden(prompt)[0][:, -1])),
-        "GPT-2": milliseconds(lambda: other(prompt, logits_to_keep=1, use_cache=True)),
+        "GateLoop": 1e3 * seconds_of(lambda: model.head(model.hidden(prompt)[0][:, -1])),
+        "GPT-2": 1e3 * seconds_of(lambda: other(prompt, logits_to_keep=1, use_cache=True)),
     }
     table = Table("one token", "ms", "over GateLoop, float32")
     for name in streams:
@@ -190,10 +183,7 @@ def main() -> None:
         rates += result["ms, prompts"]["sum"]
     result["sum, GB/s"] = [SUMMED / 1e6 / value for value in rates]
     print(f"torch.sum reads {statistics.median(result['sum, GB/s']):.1f} GB/s")
-    kept = Path("runs/benchmarks-decoding.json")
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(result, indent=1))
-    print(f"written: {kept}")
+    keep(Path("runs/benchmarks-decoding.json"), result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Each form reads the test split with the state carried along it, as `recurra eval
 """
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.table import keep
 from recurra import open_run
 from recurra.cli._arguments import split_overrides
 from recurra.decoding.linear import DTYPES, pack_linear_layers
@@ -82,9 +82,7 @@ def main() -> None:
         ratio = results[name] / results["recurra"]
         table.add_row(name, f"{results[name]:.4f}", f"{ratio:.6f}", f"{scores.tokens_per_second:,.0f}")
     Console().print(table)
-    kept = Path("runs/benchmarks-forms.json")
-    kept.write_text(json.dumps(results, indent=1))
-    print(f"written: {kept}")
+    keep(Path("runs/benchmarks-forms.json"), results)
 
 
 if __name__ == "__main__":

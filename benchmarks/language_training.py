@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 from benchmarks.timing import median_ratio
 from recurra import list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -171,9 +171,7 @@ def main() -> None:
     Console(width=100).print(table)
     beside = f"-beside-{arguments.beside.name}" if arguments.beside else ""
     kept = Path(f"runs/benchmarks-language-training-{arguments.precision}{beside}.json")
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps({"cpu": cpu_name(), "torch": torch.__version__, "models": results}, indent=1))
-    print(f"written: {kept}")
+    keep(kept, {"cpu": cpu_name(), "torch": torch.__version__, "models": results})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.decoding import gateloop
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
+from benchmarks.timing import seconds_of
 from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -199,10 +200,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _our_prefill(model: LanguageModel, prompt: torch.Tensor) -> float:
-    model.head(model.hidden(prompt)[0][:, -1])
-    start = time.perf_counter()
-    model.head(model.hidden(prompt)[0][:, -1])
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * [seconds_of(lambda: model.head(model.hidden(prompt)[0][:, -1])) for _ in range(2)][1]
 
 
 def show(found: dict[str, dict[str, Any]], contexts: list[int], prompt: int) -> None:
@@ -241,9 +239,7 @@ def main(words: list[str] | None = None) -> None:
     about = json.loads(info.splitlines()[-1]) if info else {}
     print(about.get("system", ""))
     result = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads, **about, "results": found}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
-    print(f"written: {arguments.out}")
+    keep(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ whose memory is looked at while it runs.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import av
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.table import keep
 
 SIZE, RATE = (240, 320), 8
 EVERY = 0.05  # seconds between two looks
@@ -89,10 +90,7 @@ def main() -> None:
     for name, row in results.items():
         table.add_row(name, *map(str, row.values()))
     Console().print(table)
-    kept = Path("runs/benchmarks-long-video.json")
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(results, indent=1))
-    print(f"written: {kept}")
+    keep(Path("runs/benchmarks-long-video.json"), results)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ steps with their gradients, in microseconds beside torch.nn.GRU's on one thread;
 
 import argparse
 import inspect
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -29,8 +28,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.table import cpu_name
-from benchmarks.timing import interleaved, median_ratio
+from benchmarks.table import cpu_name, keep
+from benchmarks.timing import interleaved, median_ratio, seconds_of
 from recurra import create_mixer, list_mixers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -131,12 +130,7 @@ def measured(name: str, n_updates: int) -> dict[str, Any]:
 
 def microseconds(call: Callable[[], Any], rounds: int = 300) -> float:
     """The least time of a call, of `rounds` after 20 unmeasured ones."""
-    times = []
-    for _ in range(20 + rounds):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1e6 * min(times[20:])
+    return 1e6 * min([seconds_of(call) for _ in range(20 + rounds)][20:])
 
 
 def calls(names: list[str], d_model: int = 64) -> Table:
@@ -191,9 +185,7 @@ def main() -> None:
         if found["not_exportable"]:
             console.print(f"{name}: {found['not_exportable']}")
     path = Path("runs/benchmarks-mixers.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"cpu": cpu_name(), "threads": arguments.threads, "mixers": results}, indent=1))
-    print(f"written: {path}")
+    keep(path, {"cpu": cpu_name(), "threads": arguments.threads, "mixers": results})
 
 
 if __name__ == "__main__":

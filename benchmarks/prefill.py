@@ -8,9 +8,7 @@ the prompt's own matrix products would take at that rate, over the time of the c
 """
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.decoding import VOCABULARY, gateloop
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
+from benchmarks.timing import seconds_of
 from recurra.train._process import keep_large_blocks
 
 SIDE = 2048
@@ -28,12 +27,7 @@ SIDE = 2048
 
 def seconds(run: Callable[[], object], rounds: int) -> float:
     """The median of `rounds` calls after one that is not timed."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return statistics.median([seconds_of(run) for _ in range(rounds + 1)][1:])
 
 
 def products_of_a_token(model: torch.nn.Module) -> int:
@@ -69,9 +63,7 @@ def main() -> None:
         table.add_row(name, *row)
     Console().print(table)
     path = Path("runs/benchmarks-prefill.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"cpu": cpu_name(), "threads": arguments.threads, "prompts": results}, indent=1))
-    print(f"written: {path}")
+    keep(path, {"cpu": cpu_name(), "threads": arguments.threads, "prompts": results})
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from torch import nn
 
 from benchmarks.llama_cpp import Peer
 from benchmarks.table import cpu_name
+from benchmarks.timing import seconds_of
 from recurra.convert.portable import PortableModel
 from recurra.convert.published.folder import from_huggingface
 from recurra.convert.published.gguf_file import to_gguf
@@ -205,12 +206,6 @@ def _cache(output: Any) -> dict[str, Any]:
     return next({name: output[name]} for name in names if output.get(name) is not None)
 
 
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
 Blocks = dict[str, Callable[[], float]]
 
 
@@ -238,12 +233,12 @@ class Sides:
         """Tokens/s of a prompt."""
         n_tokens, found = tokens.shape[1], {}
         for row, form in self.forms.items():
-            found[row] = n_tokens / min(seconds(partial(form, tokens)) for _ in range(2))
+            found[row] = n_tokens / min(seconds_of(partial(form, tokens)) for _ in range(2))
         for row, llama in self.llama.items():
             found[row] = 1e3 * n_tokens / min(llama.prefill(tokens[0].tolist()) for _ in range(2))
         if self.peer is not None and n_tokens <= self.most:
             call = partial(self.peer, tokens, use_cache=True, logits_to_keep=1)
-            found[TRANSFORMERS] = n_tokens / min(seconds(call) for _ in range(2))
+            found[TRANSFORMERS] = n_tokens / min(seconds_of(call) for _ in range(2))
         return found
 
     def steps(self, context: int, rounds: int) -> tuple[dict[str, float], int]:

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.serve_load import ask, poisson, summary
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 
 PROMPT, LONG_PROMPT, VOCABULARY = 32, 8192, 50257
 LEVELS = {1: 300, 8: 300, 64: 400, 256: 60, 1000: 24}
@@ -169,9 +169,7 @@ def main() -> None:
                 result["streams"][f"llama.cpp, {architecture}"] |= found
     if "streams" in result:
         Console().print(table(result["streams"]))
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1))
-    print(f"written: {RESULT}")
+    keep(RESULT, result)
 
 
 if __name__ == "__main__":

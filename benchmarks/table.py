@@ -54,9 +54,15 @@ def save(path: Path, sections: dict[str, list[Row]]) -> None:
     }
     content = {"machine": machine | {"python": platform.python_version()}}
     content |= {title: [vars(row) | {"verdict": row.verdict} for row in rows] for title, rows in sections.items()}  # type: ignore[misc]
+    print()
+    keep(path, content)
+
+
+def keep(path: Path, content: object) -> None:
+    """Write results as JSON, and say where."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1))
-    print(f"\nwritten: {path}")
+    print(f"written: {path}")
 
 
 def cpu_name() -> str:

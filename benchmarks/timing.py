@@ -5,6 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 
 
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
 def interleaved(
     functions: Mapping[str, Callable[[], object]], *, rounds: int = 25, warm_up: int = 2
 ) -> dict[str, list[float]]:
@@ -12,9 +19,7 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for round_ in range(warm_up + rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            elapsed = time.perf_counter() - start
+            elapsed = seconds_of(function)
             if round_ >= warm_up:
                 seconds[name].append(elapsed)
     return seconds

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.table import cpu_name
+from benchmarks.table import cpu_name, keep
 from recurra.train._process import keep_large_blocks
 from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
@@ -86,9 +86,7 @@ def main() -> None:
             )
         Console().print(table)
     kept = Path("runs/benchmarks-video.json")
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps({"cpu": cpu_name(), "torch": torch.__version__, "one training step": rows}, indent=1))
-    print(f"written: {kept}")
+    keep(kept, {"cpu": cpu_name(), "torch": torch.__version__, "one training step": rows})
 
 
 if __name__ == "__main__":

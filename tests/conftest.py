@@ -75,6 +75,7 @@ def _seed() -> None:
 @contextmanager
 def _drawn_apart():
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    threads = torch.get_num_threads()  # which a run sets
     _seed()
     try:
         yield
@@ -82,6 +83,7 @@ def _drawn_apart():
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         torch.set_rng_state(before[2])
+        torch.set_num_threads(threads)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -144,6 +146,14 @@ def unchecked(monkeypatch):
 def restored(monkeypatch):
     """Give a registry back its entries after the test: all of them, for no module registers what it has twice."""
     return lambda registry: monkeypatch.setattr(registry, "_entries", {name: registry[name] for name in registry})
+
+
+@pytest.fixture
+def set_threads():
+    """A function that sets the number of threads of this process; they are put back, also if the test trains a run."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from recurra.cli import main
 
@@ -43,7 +42,6 @@ def scored(tmp_path_factory) -> Path:
     (folder / "corpus").mkdir()
     for split, n_lines in (("train", 12), ("valid", 3), ("test", 4)):
         (folder / "corpus" / f"{split}.txt").write_text(" the cat sat on a mat \n" * n_lines)
-    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         faster = ["--optimizer.learning_rate", "0.01"]
@@ -53,5 +51,4 @@ def scored(tmp_path_factory) -> Path:
         for run in ("runs/horizon", "runs/toy-crt"):
             assert main(["eval", run]) == 0
         assert main(["eval", "runs/toy-crt", "--data.segment_length", "2"]) == 0
-    torch.set_num_threads(threads)  # runs set the number of threads of this process
     return folder

@@ -5,12 +5,10 @@ import functools
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from recurra.cli import COMMANDS, main
 from recurra.mixers import base as registry
@@ -75,11 +73,8 @@ def _blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _threads(set_threads):
+    """Runs set the number of threads."""
 
 
 @pytest.fixture(scope="module")

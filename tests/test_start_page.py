@@ -6,12 +6,10 @@ Only installing is left out (`python -m tools.try_wheel` does it in clean enviro
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 from tests.small_figures import unrendered_figures  # noqa: F401
 from tools.start_page import Step, steps
 
@@ -27,11 +25,9 @@ QUIET = ["--training.tensorboard", "false", "--training.threads", "1", "--traini
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch) -> Iterator[Path]:
-    before = torch.get_num_threads()
+def empty_folder(tmp_path, monkeypatch, set_threads) -> Path:
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    torch.set_num_threads(before)
+    return tmp_path
 
 
 def do(step: Step, names: dict[str, object]) -> None:

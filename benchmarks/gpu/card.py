@@ -3,7 +3,6 @@
 import argparse
 import json
 import platform
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.timing import seconds_of
 from recurra.ops._toolkit.triton import ChunkTiles, trying
 
 NO_DEVICE = "no CUDA device here: nothing was measured (--dry runs tiny sizes on the CPU)"
@@ -66,7 +66,7 @@ def timed(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(rounds + warm_up):
         for name, call in calls.items():
-            taken = _on_card(call, 0 if with_host else AHEAD) if device.type == "cuda" else _on_cpu(call)
+            taken = _on_card(call, 0 if with_host else AHEAD) if device.type == "cuda" else seconds_of(call)
             if round_ >= warm_up:
                 seconds[name].append(taken)
     return seconds
@@ -81,12 +81,6 @@ def _on_card(call: Callable[[], object], ahead: int) -> float:
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) / 1e3
-
-
-def _on_cpu(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def copy_of(n_bytes: int, device: torch.device) -> Callable[[], object]:

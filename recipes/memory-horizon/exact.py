@@ -16,6 +16,7 @@ import math
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from recurra.train import load_recipe
 
@@ -56,13 +57,11 @@ def set_weights(model: torch.nn.Module, phase_scale: float) -> None:
     f = torch.cos(theta * c[:, None])  # (l, c)
     g = torch.linalg.solve(f, torch.diag((-1.0) ** c))  # (c, i)
     from_sines = torch.linalg.inv(sines(torch.arange(COUNTERS)))
-    zero = torch.zeros(N, 1).double()
-    g_now, g_before = (torch.cat(parts, 1) @ from_sines for parts in ((g, zero), (zero, g)))  # g(n) and g(n - 1)
+    g_now, g_before = (functional.pad(g, sides) @ from_sines for sides in ((0, 1), (1, 0)))  # g(n) and g(n - 1)
 
     for parameter in model.parameters():
         parameter.zero_()
-    norms = [norm for block in model.blocks for norm in (block.norm_mixing, block.norm_feed_forward)]
-    for norm in (*norms, model.norm):
+    for norm in (model.norm, *(x for block in model.blocks for x in (block.norm_mixing, block.norm_feed_forward))):
         norm.weight.fill_(math.sqrt(1 + norm.eps))
     gates = [block.mixer.transition.projection for block in model.blocks]
     for gate in gates:
@@ -107,8 +106,15 @@ def set_weights(model: torch.nn.Module, phase_scale: float) -> None:
     for head in range(N):
         write(model.blocks[2].mixer.output_projection.weight, SUM, head, UNIT)
 
-    into, out = model.blocks[2].feed_forward[0], model.blocks[2].feed_forward[3]
-    steep, width = 60.0, 0.2  # two GELUs make a step of height 51 at 51 fold - 1/2
+    set_remainder(model.blocks[2].feed_forward[0], model.blocks[2].feed_forward[3])
+    answer = torch.arange(MODULUS)
+    model.head.weight[:, SUM] = 0.5 * answer / UNIT
+    model.head.bias.copy_(-0.25 * answer**2)
+
+
+def set_remainder(into: torch.nn.Linear, out: torch.nn.Linear) -> None:
+    """Let a feed-forward network bring the sum to -1/2 to 50.5, by steps of height 51 at 51 fold - 1/2."""
+    steep, width = 60.0, 0.2  # of the two GELUs that make a step
     for number, (fold, sign) in enumerate((fold, sign) for fold in FOLDS for sign in (1, -1)):
         into.weight[number, SUM] = steep / UNIT
         into.bias[number] = steep * (sign * width - (MODULUS * fold - 0.5))
@@ -116,10 +122,6 @@ def set_weights(model: torch.nn.Module, phase_scale: float) -> None:
     shift = MODULUS * UNIT * sum(fold <= 0 for fold in FOLDS)
     out.bias[SUM] += shift
     out.bias[REST] -= shift
-
-    answer = torch.arange(MODULUS)
-    model.head.weight[:, SUM] = 0.5 * answer / UNIT
-    model.head.bias.copy_(-0.25 * answer**2)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 """What matrices in GGUF files are written in."""
 PUBLISHED_CLASSES = {
     "jamba": "JambaForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
     "mamba": "MambaForCausalLM",
     "falcon_mamba": "FalconMambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
@@ -40,9 +41,9 @@ PUBLISHED_CLASSES = {
     "bamba": "BambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "kimi_linear": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
     "minimax": "MiniMaxForCausalLM",
     "olmo_hybrid": "OlmoHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
@@ -52,7 +53,6 @@ PUBLISHED_CLASSES = {
     "rwkv": "RwkvForCausalLM",
     "rwkv7": "RWKV7ForCausalLM",
     "xlstm": "xLSTMForCausalLM",
-    "zamba2": "Zamba2ForCausalLM",
 }
 """Transformers' classes that can be converted, and flash-linear-attention's for RWKV-7, by their model_type."""
 

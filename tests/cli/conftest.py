@@ -1,11 +1,9 @@
 """A small trained run on Memory Horizon, and what tests of commands share."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.small_figures import dots_per_inch, small_figures, unrendered_figures  # noqa: F401
 
 from recurra.cli import main
@@ -26,11 +24,8 @@ training: {epochs: 3, log_every: 1, tensorboard: false, accelerator: cpu, thread
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _threads(set_threads):
+    """Runs set the number of threads."""
 
 
 @pytest.fixture
@@ -45,9 +40,7 @@ def trained(tmp_path_factory) -> str:
     """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "recipe.yaml").write_text(RECIPE)
-    threads = torch.get_num_threads()
     assert main(["train", str(folder / "recipe.yaml"), "--run-dir", str(folder / "run")]) == 0
-    torch.set_num_threads(threads)
     return str(folder / "run")
 
 

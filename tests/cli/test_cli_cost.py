@@ -4,28 +4,9 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import failure
+from tests.train.runs.test_cost import CRT, HORIZON, TRANSFORMER_XL, written
 
 from recurra.cli import main
-
-MODEL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 6}
-COMMON = f"""
-data: {{path: nowhere, segment_length: 5, batch_size: 2}}
-model: {json.dumps(MODEL)}
-training: {{epochs: 1, log_every: 5, tensorboard: false, accelerator: cpu, threads: 1}}
-"""
-TRANSFORMER_XL = "experiment: text-transformer-xl" + COMMON
-CRT = "experiment: text-crt" + COMMON
-HORIZON = """
-experiment: memory-horizon
-data: {n_samples: 20, sequence_length: 9, batch_size: 2, resets_per_sample: 2, modulus: 7}
-model: {n_layer: 1, d_model: 8, d_channel_mixing: 16}
-"""
-
-
-def written(path: Path, text: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return str(path)
 
 
 def test_the_table_has_a_row_for_each_recipe(tmp_path, capsys, monkeypatch):

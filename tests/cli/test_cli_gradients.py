@@ -40,12 +40,10 @@ def runs(tmp_path_factory) -> dict[str, str]:
     }
     for split, (line, n_lines) in texts.items():
         (corpus / f"{split}.txt").write_text((line + "\n") * n_lines)
-    threads = torch.get_num_threads()
     for name, (experiment, model) in MODELS.items():
         recipe = folder / f"{name}.yaml"
         recipe.write_text(RECIPE.format(experiment=experiment, corpus=corpus, model=model))
         assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
-    torch.set_num_threads(threads)
     return {name: str(folder / name) for name in MODELS}
 
 

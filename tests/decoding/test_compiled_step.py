@@ -123,14 +123,6 @@ def test_a_state_with_a_tensor_without_numbers(mixer, options):
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def test_wide_models_over_threads(threads):
     model = pack_linear_layers(language_model(d_model=131, vocab_size=301))
     compiled = CompiledStep(model, 301)

@@ -72,14 +72,6 @@ def test_float32_in_a_long_sequence_is_torch_s_product_however_long():
     assert torch.equal(layer(x[:, :15])[1, 3], layer(x[1, 3]))  # a short one: our kernel, as for a single step
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("numbers", DTYPES)
 def test_many_rows_and_a_view_of_the_input(threads, numbers):
     layer = DecodingLinear(nn.Linear(96, 1001), numbers)  # enough work for threads, rows that do not divide

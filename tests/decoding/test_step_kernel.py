@@ -85,14 +85,6 @@ def test_a_reduction_along_any_dimensions(data):
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("numbers", DTYPES)
 def test_matrices_of_odd_sizes(numbers, threads):
     for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 11)]:

@@ -4,7 +4,6 @@ import warnings
 from dataclasses import replace
 
 import pytest
-import torch
 from benchmarks.faults.binary_mutants import DAMAGES, SAFETENSORS
 from benchmarks.faults.kinds import all_kinds
 from benchmarks.faults.mutants import CSV, JSON, TEXT, mutants
@@ -19,13 +18,11 @@ SLOW = ("ONNX", "checkpoint of adapters", *(name for name in ALL if "published" 
 
 
 @pytest.fixture(autouse=True)
-def settings(unchecked):
+def settings(unchecked, set_threads):
     """What is damaged is to reach the library's own checks, and a run that is resumed sets the number of threads."""
-    threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ALL])

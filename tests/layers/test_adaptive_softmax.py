@@ -4,21 +4,11 @@ import math
 
 import pytest
 import torch
+from tests.layers.test_adaptive_embedding import D_MODEL, SHAPES, VOCABULARY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurra.layers.embeddings import AdaptiveEmbedding
 from recurra.layers.softmax import AdaptiveSoftmax
-
-SHAPES = [
-    {},
-    {"d_embedding": 10},
-    {"cutoffs": (3, 7, 11)},
-    {"cutoffs": (3, 7, 11), "d_embedding": 10},
-    {"cutoffs": (3, 7, 11), "div_val": 2},
-    {"cutoffs": (3,), "div_val": 3, "d_embedding": 10},
-    {"div_val": 2},
-]
-VOCABULARY, D_MODEL = 13, 8
 
 
 @pytest.fixture(params=SHAPES, ids=str)

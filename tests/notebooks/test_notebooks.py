@@ -10,20 +10,18 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-import torch
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 NEEDS = {"06-a-converted-mamba": "transformers"}
 
 
 @pytest.fixture
-def unseen_figures():
-    before, threads = matplotlib.get_backend(), torch.get_num_threads()
+def unseen_figures(set_threads):
+    before = matplotlib.get_backend()
     matplotlib.use("agg")
     yield
     matplotlib.pyplot.close("all")
     matplotlib.use(before)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

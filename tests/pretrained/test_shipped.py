@@ -37,11 +37,10 @@ def empty_folder(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
     """A run of two updates on Memory Horizon."""
-    folder, threads = tmp_path_factory.mktemp("tiny"), torch.get_num_threads()
+    folder = tmp_path_factory.mktemp("tiny")
     words = ["demo/data-controlled", "--run-dir", str(folder / "run"), "--training.max_steps", "2"]
     words += ["--data.n_samples", "60", "--training.tensorboard", "false", "--training.threads", "1"]
     assert main(["train", *words]) == 0
-    torch.set_num_threads(threads)
     return folder / "run"
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
 from tests.web.explorer import browsing
 from tests.web.served import Server
@@ -65,11 +64,9 @@ def _train(folder: Path) -> None:
         "bpe": TEXT.format(path=folder / "corpus", vocabulary=bpe),
         "horizon": HORIZON,
     }
-    threads = torch.get_num_threads()
     for name, recipe in recipes.items():
         (folder / f"{name}.yaml").write_text(recipe, encoding="utf-8")
         assert main(["train", str(folder / f"{name}.yaml"), "--run-dir", str(folder / name)]) == 0
-    torch.set_num_threads(threads)  # runs set the number of threads of this process
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.web.conftest import TEXT
 from tests.web.explorer import choose_greedily, open_explorer, pane, read, text, wait_for, wait_until_drawn
 
@@ -59,9 +58,7 @@ def hostile(shared) -> Path:
             (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
         recipe = folder / "recipe.yaml"
         recipe.write_text(TEXT.format(path=folder, vocabulary="vocabulary: words"), encoding="utf-8")
-        threads = torch.get_num_threads()
         assert main(["train", str(recipe), "--run-dir", str(folder / NAMES[0]), "--training.epochs", "1"]) == 0
-        torch.set_num_threads(threads)
         shutil.copytree(folder / NAMES[0], folder / NAMES[1])
 
     return shared("web-hostile", train)

@@ -2,9 +2,9 @@
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from recurra import _choices
 from recurra.cli._arguments import (
@@ -132,7 +132,10 @@ def compare(words: Sequence[str]) -> Namespace:
     add_style(parser)
     arguments = parsed(parser, words)
     if arguments.mixers is None:
-        _require_finished_runs(parser, arguments)
+        if arguments.seeds is not None or arguments.equal or arguments.overrides:
+            parser.error("only --mixers trains: without it, omit --seeds, --equal and recipe values")
+        if bool(arguments.places) == bool(arguments.runs):
+            parser.error("give a RECIPE and --mixers, or finished runs, or their folder with --runs")
     elif len(arguments.places) != 1:
         parser.error("--mixers trains one RECIPE")
     elif arguments.seeds is not None and arguments.seeds < 1:
@@ -151,13 +154,6 @@ def _names(word: str) -> list[str]:
     if "" in names:
         raise ArgumentTypeError(f"{word!r}; expected names separated by commas, as in gru,s5")
     return names
-
-
-def _require_finished_runs(parser: ArgumentParser, arguments: Namespace) -> None:
-    if arguments.seeds is not None or arguments.equal or arguments.overrides:
-        parser.error("only --mixers trains: without it, omit --seeds, --equal and recipe values")
-    if bool(arguments.places) == bool(arguments.runs):
-        parser.error("give a RECIPE and --mixers, or finished runs, or their folder with --runs")
 
 
 _EVAL = """\
@@ -360,25 +356,6 @@ Mamba, Falcon Mamba, Mamba-2, dense Jamba, Granite 4.0, Falcon-H1, LFM2, dense Q
 
 The file is read back before it is saved. With f32, logits may differ by 1e-5; f16, q8_0 and q4_0 round matrices."""
 
-
-def _portable_parser(to: str, text: str, place: str) -> ArgumentParser:
-    parser = command_parser(f"export {to}", text)
-    add = parser.add_argument
-    add("run", metavar="RUN", help=_RUN)
-    add("target", type=Path, metavar=place, help=f"{place.lower()} to write")
-    add_checkpoint(parser, of="checkpoint to export")
-    if to == "gguf":
-        add(
-            "--type",
-            dest="stored",
-            choices=_choices.GGUF_TYPES,
-            default="f16",
-            help="how matrices are stored (default: f16)",
-        )
-    add("--force", action="store_true", help="overwrite a file, or write into a folder that is not empty")
-    return parser
-
-
 _ONNX = """\
 Export a text run to one ONNX file, FILE.onnx: tokens and state in, logits and state out, for any number of tokens and
 streams. The tokenizer, FILE.tokenizer.json, and FILE.py, a program that generates text with onnxruntime, are written to
@@ -387,18 +364,6 @@ the same folder. Needs the extra export.
 Before anything is saved, onnxruntime's logits are compared with the model's: they may differ by 1e-4 of the largest.
 If the run has no tokenizer, give its corpus with --data.path FOLDER."""
 
-
-def _onnx_parser() -> ArgumentParser:
-    parser = command_parser("export onnx", _ONNX)
-    add = parser.add_argument
-    add("run", metavar="RUN", help=_RUN)
-    add("file", **FILE, help="file to write; must end in .onnx")
-    add_checkpoint(parser, of="checkpoint to export")
-    add("--int8", action="store_true", help="store matrices as 8-bit integers: smaller, but less precise")
-    add("--force", action="store_true", help="overwrite existing files")
-    return parser
-
-
 _WEB = """\
 Export runs on text or Memory Horizon to a folder for any static host: the explorer page, each model's step as an ONNX
 file, its tokenizer, and onnxruntime-web, which runs the models in the browser. Needs the extra export.
@@ -406,32 +371,37 @@ file, its tokenizer, and onnxruntime-web, which runs the models in the browser. 
 The outputs are compared with those in Python before anything is written."""
 
 
-def _web_parser() -> ArgumentParser:
-    parser = command_parser("export web", _WEB)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help=_RUNS)
-    add("folder", **FOLDER, help="folder to write")
-    add_checkpoint(parser, of="checkpoint to export")
-    kinds = ("int8", "float16", "float32")
-    add("--weights", choices=kinds, default="int8", help="how weights are stored (default: int8)")
-    add("--webgpu", action="store_true", help="add WebGPU support (27 MB), used if its outputs agree")
-    add("--force", action="store_true", help="write into a folder that is not empty")
-    return parser
-
-
-_EXPORTS: dict[str, tuple[Callable[[], ArgumentParser], str]] = {
-    "hf": (partial(_portable_parser, "hf", _HF, "FOLDER"), "a folder for transformers"),
-    "gguf": (partial(_portable_parser, "gguf", _GGUF, "FILE"), "a file for llama.cpp"),
-    "onnx": (_onnx_parser, "a file for onnxruntime"),
-    "web": (_web_parser, "a static web page that runs the models in the browser"),
-}
+_SWITCH = {"action": "store_true"}
+_TYPE = {"dest": "stored", "choices": _choices.GGUF_TYPES, "default": "f16"}
+_ROUNDED = {"choices": ("int8", "float16", "float32"), "default": "int8"}
+_FORCE = _SWITCH | {"help": "overwrite a file, or write into a folder that is not empty"}
+_EXPORTS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
+    "hf": (_HF, "a folder for transformers", {"target": FOLDER | {"help": "folder to write"}, "--force": _FORCE}),
+    "gguf": (_GGUF, "a file for llama.cpp", {
+        "target": FILE | {"help": "file to write"},
+        "--type": _TYPE | {"help": "how matrices are stored (default: f16)"},
+        "--force": _FORCE,
+    }),
+    "onnx": (_ONNX, "a file for onnxruntime", {
+        "file": FILE | {"help": "file to write; must end in .onnx"},
+        "--int8": _SWITCH | {"help": "store matrices as 8-bit integers: smaller, but less precise"},
+        "--force": _SWITCH | {"help": "overwrite existing files"},
+    }),
+    "web": (_WEB, "a static web page that runs the models in the browser", {
+        "folder": FOLDER | {"help": "folder to write"},
+        "--weights": _ROUNDED | {"help": "how weights are stored (default: int8)"},
+        "--webgpu": _SWITCH | {"help": "add WebGPU support (27 MB), used if its outputs agree"},
+        "--force": _SWITCH | {"help": "write into a folder that is not empty"},
+    }),
+}  # fmt: skip
+"""Formats: their descriptions, what the list of formats says, and the arguments after the runs."""
 
 
 def export(words: Sequence[str]) -> Namespace:
     """Parse the arguments of one of the formats, which `to` of the result names."""
     if completing():
         complete_among(_EXPORTS)
-    lines = [f"  {name:<6}{text}" for name, (_, text) in _EXPORTS.items()]
+    lines = [f"  {name:<6}{text}" for name, (_, text, _) in _EXPORTS.items()]
     end = "`recurra export FORMAT --help` shows its arguments."
     usage = "\n".join(["usage: recurra export FORMAT RUN ...", "", *lines, "", end])
     if not words or words[0] in ("-h", "--help"):
@@ -440,7 +410,15 @@ def export(words: Sequence[str]) -> Namespace:
     if words[0] not in _EXPORTS:
         print(f"recurra export: {unknown('format', words[0], _EXPORTS)}\n\n{usage}", file=sys.stderr)
         raise SystemExit(2)
-    parser = _EXPORTS[words[0]][0]()
+    text, _, arguments = _EXPORTS[words[0]]
+    parser = command_parser(f"export {words[0]}", text)
+    if words[0] == "web":
+        parser.add_argument("runs", nargs="+", metavar="RUN", help=_RUNS)
+    else:
+        parser.add_argument("run", metavar="RUN", help=_RUN)
+    add_checkpoint(parser, of="checkpoint to export")
+    for name, options in arguments.items():
+        parser.add_argument(name, **options)
     parser.set_defaults(to=words[0])
     return parsed(parser, words[1:])
 

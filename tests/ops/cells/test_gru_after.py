@@ -52,15 +52,11 @@ def test_bfloat16_inputs_beside_a_float32_recurrence():
 
 
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_threads_share_the_sequences(trains):
-    inputs, threads = draw(7, 12, 40), torch.get_num_threads()
-    function = run if trains else outputs
+def test_threads_share_the_sequences(trains, set_threads):
+    inputs, function = draw(7, 12, 40), run if trains else outputs
     one = function(gru_after, inputs)
-    try:
-        torch.set_num_threads(2)
-        two = function(gru_after, inputs)
-    finally:
-        torch.set_num_threads(threads)
+    set_threads(2)
+    two = function(gru_after, inputs)
     for mine, other in zip(one, two):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6 * max(1, mine.abs().max().item()))
 

@@ -96,25 +96,19 @@ def test_heads_share_queries_and_keys(groups, number, in_chunks):
     assert_within_roundings(differentiate(by_kernels, inputs.to(torch.float32)), inputs, number)
 
 
-def test_groups_are_split_if_threads_are_more():
-    inputs, threads = Case(4, 100, 90, 1).draw(70, batch=1).to(torch.float32), torch.get_num_threads()
+def test_groups_are_split_if_threads_are_more(set_threads):
+    inputs = Case(4, 100, 90, 1).draw(70, batch=1).to(torch.float32)
     inputs = inputs._replace(q=inputs.q[:, :, :1], k=inputs.k[:, :, :1])
     expected = differentiate(step_by_step, inputs.to(torch.float64))
-    try:
-        torch.set_num_threads(2)
-        assert_near(differentiate(by_kernels, inputs), expected, 2e-6, "two threads")
-    finally:
-        torch.set_num_threads(threads)
+    set_threads(2)
+    assert_near(differentiate(by_kernels, inputs), expected, 2e-6, "two threads")
 
 
-def test_threads_share_the_heads():
-    inputs, threads, found = LARGE.draw(70).to(torch.float32), torch.get_num_threads(), []
-    try:
-        for n in (1, 2):
-            torch.set_num_threads(n)
-            found.append(differentiate(by_kernels, inputs))
-    finally:
-        torch.set_num_threads(threads)
+def test_threads_share_the_heads(set_threads):
+    inputs, found = LARGE.draw(70).to(torch.float32), []
+    for n in (1, 2):
+        set_threads(n)
+        found.append(differentiate(by_kernels, inputs))
     assert all(map(torch.equal, *found))
 
 

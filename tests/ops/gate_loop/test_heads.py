@@ -101,17 +101,13 @@ def test_gradients_of_one_output_alone(which):
 
 
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_threads_share_the_heads(trains):
+def test_threads_share_the_heads(trains, set_threads):
     """Enough work for the parallel kernels; more jobs than threads, and not a multiple of them."""
     inputs = Case(3, 16, 16, 1).draw(40, batch=1).to(torch.float32)
     function = differentiate if trains else lambda kernels, x: kernels(x)
     one = function(by_kernels, inputs)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        two = function(by_kernels, inputs)
-    finally:
-        torch.set_num_threads(threads)
+    set_threads(2)
+    two = function(by_kernels, inputs)
     assert all(map(torch.equal, one, two))
 
 

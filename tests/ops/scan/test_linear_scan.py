@@ -232,31 +232,27 @@ def test_out(dtype, gates):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=str)
 @pytest.mark.parametrize("shape", [(2, 9, 1), (2, 9, 21), (1, 40, 1000), (3, 60, 131)], ids=str)
-def test_out_may_be_an_input(shape, dtype, threads, gates):
+def test_out_may_be_an_input(shape, dtype, threads, gates, set_threads):
     """A number of a or b is read before its place is written, and h0 before everything, on all threads."""
     a, b, h0 = gates(*shape, dtype=dtype), torch.randn(shape, dtype=dtype), torch.randn(shape[::2], dtype=dtype)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for reverse in (False, True):
-            expected = linear_scan(a, b, h0, reverse=reverse, backend="reference")
-            close = {"rtol": 0, "atol": 0} if not dtype.is_complex else {}  # torch's own complex product may be fused
-            x = b.clone()
-            torch.testing.assert_close(linear_scan(a, x, h0, reverse=reverse, out=x), expected, **close)
-            x = a.clone()
-            torch.testing.assert_close(linear_scan(x, b, h0, reverse=reverse, out=x), expected, **close)
-            for step in (0, shape[1] // 2, -1):
-                out = torch.randn(shape, dtype=dtype)
-                out[:, step] = h0
-                found = linear_scan(a, b, out[:, step], reverse=reverse, out=out)
-                torch.testing.assert_close(found, expected, **close)
-            x = a[0].clone()  # for one sequence, the same memory where it has no batch
-            out = x.unsqueeze(0)
-            expected = linear_scan(a[:1], b[:1], h0[:1], reverse=reverse, backend="reference")
-            found = linear_scan(x, b[:1], h0[:1], reverse=reverse, out=out)
+    set_threads(threads)
+    for reverse in (False, True):
+        expected = linear_scan(a, b, h0, reverse=reverse, backend="reference")
+        close = {"rtol": 0, "atol": 0} if not dtype.is_complex else {}  # torch's own complex product may be fused
+        x = b.clone()
+        torch.testing.assert_close(linear_scan(a, x, h0, reverse=reverse, out=x), expected, **close)
+        x = a.clone()
+        torch.testing.assert_close(linear_scan(x, b, h0, reverse=reverse, out=x), expected, **close)
+        for step in (0, shape[1] // 2, -1):
+            out = torch.randn(shape, dtype=dtype)
+            out[:, step] = h0
+            found = linear_scan(a, b, out[:, step], reverse=reverse, out=out)
             torch.testing.assert_close(found, expected, **close)
-    finally:
-        torch.set_num_threads(before)
+        x = a[0].clone()  # for one sequence, the same memory where it has no batch
+        out = x.unsqueeze(0)
+        expected = linear_scan(a[:1], b[:1], h0[:1], reverse=reverse, backend="reference")
+        found = linear_scan(x, b[:1], h0[:1], reverse=reverse, out=out)
+        torch.testing.assert_close(found, expected, **close)
 
 
 def test_a_graph_that_has_saved_out_refuses_to_go_on():

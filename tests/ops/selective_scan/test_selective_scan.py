@@ -80,16 +80,13 @@ def test_the_kernels_read_any_strides_and_leave_their_inputs_alone():
 
 
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_threads_share_the_tiles_of_all_sequences(trains):
+def test_threads_share_the_tiles_of_all_sequences(trains, set_threads):
     inputs = [tensor.detach().float().requires_grad_(trains) for tensor in draw(3, 40, 200, 4)]
-    threads, results = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
-            found = by_kernels(*inputs)
-            results.append([*found, *(gradients_of(found, inputs) if trains else ())])
-    finally:
-        torch.set_num_threads(threads)
+    results = []
+    for n in (1, 2, 5):
+        set_threads(n)
+        found = by_kernels(*inputs)
+        results.append([*found, *(gradients_of(found, inputs) if trains else ())])
     for others in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(results[0], others))
 

@@ -74,7 +74,7 @@ def loop(n, share):
 
 
 @pytest.fixture
-def kernel(monkeypatch):
+def kernel(monkeypatch, set_threads):
     """A kernel that records whether threads ran."""
     kernel, taken = Kernel(loop), []
 
@@ -87,10 +87,8 @@ def kernel(monkeypatch):
     monkeypatch.setattr(numba, "get_num_threads", lambda: set_to[-1])
     kernel.set_to = set_to = [1]
     monkeypatch.setattr(numba, "set_num_threads", set_to.append)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield kernel
-    torch.set_num_threads(before)
+    set_threads(2)
+    return kernel
 
 
 def test_threads_run_where_there_is_work_for_them(kernel):

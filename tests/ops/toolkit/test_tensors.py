@@ -15,17 +15,13 @@ def test_helpers_describe_memory():
     assert tensors.describe(c) == (c.data_ptr(), 24, 8), "strides count floats"
 
 
-def test_spans_cover_the_row_on_the_borders_of_cache_lines():
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            for batch in (1, 2, 3, 8):
-                for row in (1, 17, 64, 65, 200, 1000, 5000):
-                    span = tensors.span_of_job(row, batch)
-                    assert 0 < span <= row
-                    assert span == row or span % 64 == 0
-                    assert batch >= threads or span == row or batch * -(-row // span) <= threads + batch
-                    assert batch < threads or span == row
-    finally:
-        torch.set_num_threads(before)
+def test_spans_cover_the_row_on_the_borders_of_cache_lines(set_threads):
+    for threads in (1, 2, 3, 7):
+        set_threads(threads)
+        for batch in (1, 2, 3, 8):
+            for row in (1, 17, 64, 65, 200, 1000, 5000):
+                span = tensors.span_of_job(row, batch)
+                assert 0 < span <= row
+                assert span == row or span % 64 == 0
+                assert batch >= threads or span == row or batch * -(-row // span) <= threads + batch
+                assert batch < threads or span == row

@@ -1,10 +1,8 @@
 """Small trained runs of each kind, shared by the tests of a session."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.scored_runs import scored  # noqa: F401
 from tests.small_figures import dots_per_inch, small_figures  # noqa: F401
 
@@ -36,17 +34,14 @@ model: {{patch_size: 8, n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _threads(set_threads):
+    """Runs set the number of threads."""
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """A folder with a corpus, videos, and a finished run of each recipe in runs/NAME."""
-    folder, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
+    folder = tmp_path_factory.mktemp("runs")
     (folder / "corpus").mkdir()
     for split, n_lines in (("train", 12), ("valid", 3), ("test", 4)):
         (folder / "corpus" / f"{split}.txt").write_text(TEXT * n_lines)
@@ -55,7 +50,6 @@ def trained(tmp_path_factory) -> Path:
         for name, recipe in RECIPES.items():
             Path(f"{name}.yaml").write_text(recipe)
             assert main(["train", f"{name}.yaml", "--run-dir", f"runs/{name}"]) == 0
-    torch.set_num_threads(threads)
     return folder
 
 

@@ -21,10 +21,11 @@ from recurra.convert.published._rules import (
     deepseek_experts,
     expert_rules,
     experts_of,
-    heads_of,
     one_or_list,
     options_of,
     plain_rules,
+    shape_of,
+    written_attention,
 )
 from recurra.convert.published._settings import Settings, written
 from recurra.layers.state_space import most_heads
@@ -52,39 +53,29 @@ def _bamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
     settings.ignore("z_loss_coefficient")
     rotation = settings.rotation(0.5)
     require(rotation[1] == 0.5, "partial_rotary_factor", rotation[1], "0.5, as transformers' class has it")
-    return {
-        "d_channel_mixing": settings.size("intermediate_size", 14336),
-        **_mamba2_and_attention(settings, d_model, mixers, rotation, n_kv_heads=8, epsilon=1e-5),
-    }
+    d_hidden = settings.size("intermediate_size", 14336)
+    return _mamba2_and_attention(settings, d_model, d_hidden, mixers, rotation, n_kv_heads=8, epsilon=1e-5)
 
 
 def _mamba2_and_attention(
-    settings: Settings, d_model: int, mixers: list[str], rotation: tuple[float, float], **defaults: Any
+    settings: Settings,
+    d_model: int,
+    d_hidden: int,
+    mixers: list[str],
+    rotation: tuple[float, float],
+    **defaults: Any,
 ) -> dict[str, Any]:
-    """Take what says how a stack of these mixers computes, but for its feed-forward networks."""
+    """Take what says how a stack of these mixers computes, with dense feed-forward networks."""
     settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
     settings.only(time_step_limit=NO_LIMIT)
     settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep")
     sizes, epsilon = settings.sizes(_SIZES_OF_BAMBA), settings.number("rms_norm_eps", defaults["epsilon"])
-    inner, n_heads = sizes["expand"] * d_model, settings.size("num_attention_heads", 32)
+    inner = sizes["expand"] * d_model
     got = sizes["n_heads"] * (settings.optional_size("mamba_d_head", absent="auto") or inner // sizes["n_heads"])
     require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_expand * hidden_size = {inner}")
-    attention = {
-        "n_heads": n_heads,
-        "n_kv_heads": settings.optional_size("num_key_value_heads", defaults["n_kv_heads"]) or n_heads,
-        "d_head": settings.optional_size("head_dim") or d_model // n_heads,
-        "dropout": settings.number("attention_dropout", 0.0),
-        "rotated_share": rotation[1],
-        "rotation_base": rotation[0],
-        "window": None,
-    }
-    options = {"mamba2": sizes | {"norm_epsilon": epsilon}, ATTENTION: attention}
-    return {
-        "mixer": mixers,
-        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
-        "feed_forward": "swiglu",
-        "norm_epsilon": epsilon,
-    }
+    attention = settings.attention(d_model, defaults["n_kv_heads"])
+    attention |= {"rotated_share": rotation[1], "rotation_base": rotation[0]}
+    return shape_of(mixers, {"mamba2": sizes | {"norm_epsilon": epsilon}, ATTENTION: attention}, d_hidden, epsilon)
 
 
 def _bamba_rules(block: Block) -> list[Rule]:
@@ -96,16 +87,12 @@ def _bamba_rules(block: Block) -> list[Rule]:
 
 def _bamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
     mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
-    n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
     sizes = mamba | {"n_heads": heads_of_mamba2(config, mamba)}
     return {
         **written(sizes, _SIZES_OF_BAMBA),
         "intermediate_size": config.d_channel_mixing,
         "attn_layer_indices": [number for number, (name, _) in enumerate(config.mixers) if name == ATTENTION],
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": d_head,
-        "attention_dropout": attention["dropout"],
+        **written_attention(config, ATTENTION, attention),
         "rope_parameters": {"rope_type": "default", "rope_theta": attention["rotation_base"]},
         "rms_norm_eps": config.norm_epsilon,
     }
@@ -123,27 +110,27 @@ BAMBA = JAMBA._replace(
 
 # --- Granite 4.0 (ibm-granite/granite-4.0-h-350m, -1b, -micro: dense; -h-tiny, -h-small: experts) ---
 
-_OF_GRANITE = {"linear_attention": "mamba2", "full_attention": ATTENTION, "mamba": "mamba2", "attention": ATTENTION}
+_KINDS = {"linear_attention": "mamba2", "full_attention": ATTENTION, "mamba": "mamba2", "attention": ATTENTION}
 
 
 def _granite_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
-    kinds = settings.layers("layer_types", _OF_GRANITE, ["mamba"] * n_layer)
+    kinds = settings.layers("layer_types", _KINDS, ["mamba"] * n_layer)
     settings.only(normalization_function="rmsnorm", mlp_bias=False)
     settings.ignore("init_method output_router_logits router_aux_loss_coef")
     rotates = settings.word("position_embedding_type", [None, "nope", "rope"]) == "rope"
     base = settings.whole_rotation()
-    mixers = [_OF_GRANITE[kind] for kind in kinds]
-    shape = _mamba2_and_attention(settings, d_model, mixers, (base, float(rotates)), n_kv_heads=None, epsilon=1e-6)
+    mixers = [_KINDS[kind] for kind in kinds]
+    n_experts, top_k = settings.size("num_local_experts", 8, least=0), settings.size("num_experts_per_tok", 2, least=0)
+    d_expert, d_shared = settings.size("intermediate_size", 11008), settings.size("shared_intermediate_size", 1024)
+    experts = {"n_experts": n_experts, "top_k": top_k, "d_shared": d_shared}
+    d_hidden, rotation = d_expert if n_experts else d_shared, (base, float(rotates))
+    shape = _mamba2_and_attention(settings, d_model, d_hidden, mixers, rotation, n_kv_heads=None, epsilon=1e-6)
     scale = settings.positive("attention_multiplier")
     if ATTENTION in shape["mixer_options"]:
         attention = shape["mixer_options"][ATTENTION]
         attention["query_scale"] = scale * attention["d_head"] ** 0.5
-    n_experts, top_k = settings.size("num_local_experts", 8, least=0), settings.size("num_experts_per_tok", 2, least=0)
-    d_expert, d_shared = settings.size("intermediate_size", 11008), settings.size("shared_intermediate_size", 1024)
-    experts = {"n_experts": n_experts, "top_k": top_k, "d_shared": d_shared}
     return {
         **shape,
-        "d_channel_mixing": d_expert if n_experts else d_shared,
         **({"feed_forward": EXPERTS, "feed_forward_options": experts} if n_experts else {}),
         "embedding_scale": settings.positive("embedding_multiplier"),
         "residual_scale": settings.positive("residual_multiplier"),
@@ -247,18 +234,13 @@ def _falcon_h1_config(settings: Settings, d_model: int, n_layer: int) -> dict[st
     got = heads * (settings.optional_size("mamba_d_head", absent="auto") or inner // heads)
     require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_d_ssm = {inner}")
     has_norm, is_first = settings.flag("mamba_rms_norm", False), settings.flag("mamba_norm_before_gate", True)
-    n_heads = settings.size("num_attention_heads", 32)
     options = {
         **sizes,
         "d_inner": inner,
         "norm": ("before" if is_first else "after") if has_norm else None,
         "norm_epsilon": epsilon,
-        "n_heads": n_heads,
-        "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
-        "d_head": settings.optional_size("head_dim") or d_model // n_heads,
-        "dropout": settings.number("attention_dropout", 0.0),
+        **settings.attention(d_model),
         "rotation_base": base,
-        "window": None,
     }
     return {
         "d_channel_mixing": settings.size("intermediate_size", 14336),
@@ -305,7 +287,6 @@ def _falcon_h1_settings(config: LanguageModelConfig, options: _Options) -> dict[
     own = options[_PARALLEL]
     inner = own["d_inner"] or 2 * config.d_model
     n_mamba_heads = own["n_mamba_heads"] or most_heads(inner, 64)
-    n_heads, n_kv_heads, d_head = heads_of(Block(0, _PARALLEL, own, config.d_model))
     return {
         **written(own | {"n_mamba_heads": n_mamba_heads}, _SIZES_OF_FALCON_H1),
         "mamba_d_ssm": inner,
@@ -313,10 +294,7 @@ def _falcon_h1_settings(config: LanguageModelConfig, options: _Options) -> dict[
         "mamba_rms_norm": own["norm"] is not None,
         "mamba_norm_before_gate": own["norm"] != "after",
         "intermediate_size": config.d_channel_mixing,
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": d_head,
-        "attention_dropout": own["dropout"],
+        **written_attention(config, _PARALLEL, own),
         "rope_parameters": {"rope_type": "default", "rope_theta": own["rotation_base"]},
         "rms_norm_eps": config.norm_epsilon,
         "embedding_multiplier": config.embedding_scale,
@@ -338,12 +316,6 @@ FALCON_H1 = JAMBA._replace(
 # --- Nemotron-H (nvidia/Nemotron-H-8B-Base-8K, NVIDIA-Nemotron-Nano-9B-v2; with experts -Nemotron-3-Nano-30B-A3B) ---
 
 _OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-_KINDS_OF_NEMOTRON = {
-    "linear_attention": "mamba2",
-    "full_attention": ATTENTION,
-    "mamba": "mamba2",
-    "attention": ATTENTION,
-}
 _NETWORKS_OF_NEMOTRON = {"mlp": "relu-squared", "moe": EXPERTS}
 _SIZES_OF_NEMOTRON = {
     "d_state": ("ssm_state_size", 128),
@@ -382,8 +354,7 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
     settings.ignore(_HOW_NEMOTRON_RUNS)
     sizes, epsilon = settings.sizes(_SIZES_OF_NEMOTRON), settings.number("layer_norm_epsilon", 1e-5)
     experts = deepseek_experts(settings, _EXPERTS_OF_NEMOTRON) | {"expert": "relu-squared"}
-    experts["d_latent"] = settings.optional_size("moe_latent_size") or 0
-    n_heads = settings.size("num_attention_heads", 32)
+    experts["d_latent"], d_head = settings.optional_size("moe_latent_size") or 0, settings.size("head_dim", 128)
     options = {
         "mamba2": {
             **sizes,
@@ -391,37 +362,27 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
             "norm_epsilon": epsilon,
             "least_step": settings.positive("time_step_min", 0.001),
         },
-        ATTENTION: {
-            "n_heads": n_heads,
-            "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
-            "d_head": settings.size("head_dim", 128),
-            "dropout": settings.number("attention_dropout", 0.0),
-            "rotated_share": 0.0,
-            "window": None,
-        },
+        ATTENTION: settings.attention(d_model) | {"d_head": d_head, "rotated_share": 0.0},
     }
     return {
         "n_layer": len(mixers),
-        "d_channel_mixing": settings.size("intermediate_size", 21504),
-        "mixer": mixers,
-        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        **shape_of(mixers, options, settings.size("intermediate_size", 21504), epsilon),
         "feed_forward": one_or_list(networks),
         "feed_forward_options": experts if EXPERTS in networks else {},
-        "norm_epsilon": epsilon,
     }
 
 
 def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
     """Make blocks of layers, each a mixer or a feed-forward network, which belongs to the mixer before it."""
     pattern = settings.text("hybrid_override_pattern", "".join(_OF_NEMOTRON))
-    layers = settings.words("layers_block_type", [*_KINDS_OF_NEMOTRON, *_NETWORKS_OF_NEMOTRON])
+    layers = settings.words("layers_block_type", [*_KINDS, *_NETWORKS_OF_NEMOTRON])
     layers = layers or [_OF_NEMOTRON[letter] for letter in pattern or "ME*-"]
     expected = "mixers and feed-forward networks, each network after a mixer"
     mixers: list[str] = []
     networks: list[str] = []
     for layer in layers:
-        if layer in _KINDS_OF_NEMOTRON:
-            mixers.append(_KINDS_OF_NEMOTRON[layer])
+        if layer in _KINDS:
+            mixers.append(_KINDS[layer])
             networks.append("none")
         else:
             require(networks[-1:] == ["none"], "layers_block_type", layers, expected)
@@ -448,7 +409,6 @@ def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[s
     mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
     inner = mamba["d_inner"] or mamba["expand"] * config.d_model
     heads = mamba["n_heads"] or most_heads(inner, 64)
-    n_heads, n_kv_heads, d_head = heads_of(Block(0, ATTENTION, attention, config.d_model))
     experts, layers = experts_of(config), []
     for (name, _), network in zip(config.mixers, config.feed_forwards):
         layers.append("full_attention" if name == ATTENTION else "linear_attention")
@@ -464,10 +424,7 @@ def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[s
         "mamba_head_dim": inner // heads,
         "time_step_min": mamba["least_step"],
         "intermediate_size": config.d_channel_mixing,
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": d_head,
-        "attention_dropout": attention["dropout"],
+        **written_attention(config, ATTENTION, attention),
         "layer_norm_epsilon": config.norm_epsilon,
     }
 

@@ -5,6 +5,7 @@ OlmoHybridForCausalLM.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recurra.checks import require
@@ -22,7 +23,6 @@ from recurra.convert.published._rules import (
     experts_of,
     head_norm_rules,
     heads_of,
-    joined_convolutions,
     kinds_of,
     one_or_list,
     plain_rules,
@@ -30,6 +30,7 @@ from recurra.convert.published._rules import (
     shape_of,
     stacked,
     unpacked_experts,
+    written_attention,
 )
 from recurra.convert.published._settings import Settings, written
 from recurra.mixers.base import mixer_options
@@ -258,13 +259,11 @@ def _qwen3_5_moe_settings(config: LanguageModelConfig, options: _Options) -> dic
 def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
     linear = options.get(_LINEAR, mixer_options(_LINEAR))
     attention = options.get(_ATTENTION, mixer_options(_ATTENTION))
-    n_heads, n_kv_heads, d_head = heads_of(Block(0, _ATTENTION, attention, config.d_model))
     return {
         "intermediate_size": max(config.d_channel_mixing, 1),
         "layer_types": kinds_of(config, _OF_QWEN),
         **_entries_of_delta(config.d_model, linear),
-        **written({"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head}, _HEADS),
-        "attention_dropout": attention["dropout"],
+        **written_attention(config, _ATTENTION, attention),
         **rotation_entries(attention["rotation_base"], attention["rotated_share"]),
         "rms_norm_eps": config.norm_epsilon,
     }
@@ -370,6 +369,18 @@ def _olmo_rules(block: Block) -> list[Rule]:
     return [*norms, qkv, *plain_rules(_OF_OLMOS_DELTA, block.own, theirs)]
 
 
+def _joined_convolutions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Make one tensor of a layer's convolutions of q, k and v: of three equal parts, if transformers has saved it."""
+    for first in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        names = [first.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        if all(name in weights for name in names):
+            shapes = [tuple(weights[name].shape) for name in names]
+            fits = all(len(shape) == 3 and shape[1:] == shapes[0][1:] for shape in shapes)
+            require(fits, f"the shapes of {', '.join(names)}", shapes, "(channels, 1, kernel) each, with one kernel")
+            weights[first.replace("q_conv1d", "conv1d")] = torch.cat([weights.pop(name) for name in names])
+    return weights
+
+
 def _usual_olmo(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """As published, two norms have other names than in the class."""
     for old, new in (
@@ -377,7 +388,7 @@ def _usual_olmo(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         ("feedforward_layer_norm", "post_attention_layernorm"),
     ):
         weights = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in weights.items()}
-    return joined_convolutions(weights)
+    return _joined_convolutions(weights)
 
 
 def _olmo_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _gemma_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
     settings.only(hidden_activation="gelu_pytorch_tanh", attention_bias=False, embeddings_scale_by_sqrt_dim=True)
     settings.only(head_dim=d_model // n_heads)
     settings.ignore("w_init_variance_scale final_w_init_variance_scale layer_types layers_block_type")
-    options = {
+    options: _Options = {
         "rg-lru": {
             "lru_width": settings.optional_size("lru_width") or d_model,
             "n_heads": n_heads,
@@ -70,12 +70,10 @@ def _gemma_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
             "dropout": settings.number("attention_dropout", 0.0),
         },
     }
+    d_hidden, epsilon = settings.size("intermediate_size", 3 * 2560) // 2, settings.number("rms_norm_eps", 1e-6)
     return {
-        "d_channel_mixing": settings.size("intermediate_size", 3 * 2560) // 2,
-        "mixer": mixers,
-        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        **shape_of(mixers, options, d_hidden, epsilon),
         "feed_forward": "geglu-tanh",
-        "norm_epsilon": settings.number("rms_norm_eps", 1e-6),
         "biases": True,
         # transformers keeps the factor in bfloat16
         "embedding_scale": float(torch.tensor(d_model**0.5, dtype=torch.bfloat16)),

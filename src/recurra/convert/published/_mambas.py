@@ -18,6 +18,7 @@ from recurra.convert.published._rules import (
     options_of,
     plain_rules,
     regular_places,
+    shape_of,
 )
 from recurra.convert.published._settings import Settings, written
 from recurra.models.language_model import LanguageModelConfig
@@ -225,7 +226,7 @@ def _jamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
     settings.ignore("output_router_logits router_aux_loss_coef max_position_embeddings layer_types")
     settings.ignore("num_logits_to_keep use_mamba_kernels use_mambapy use_associative_scan")
     epsilon, n_heads = settings.number("rms_norm_eps", 1e-6), settings.size("num_attention_heads", 32)
-    options = {
+    options: _Options = {
         "mamba": {
             **settings.sizes(_SIZES_OF_JAMBA),
             "dt_rank": settings.optional_size("mamba_dt_rank", absent="auto") or math.ceil(d_model / 16),
@@ -241,12 +242,9 @@ def _jamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
         },
     }
     return {
-        "d_channel_mixing": settings.size("intermediate_size", 14336),
-        "mixer": mixers,
-        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        **shape_of(mixers, options, settings.size("intermediate_size", 14336), epsilon),
         "feed_forward": one_or_list([EXPERTS if one else "swiglu" for one in sparse]),
         "feed_forward_options": experts,
-        "norm_epsilon": epsilon,
     }
 
 

@@ -50,19 +50,9 @@ def _minimax_config(settings: Settings, d_model: int, n_layer: int) -> dict[str,
     kinds = ["linear_attention" if number % 2 else "full_attention" for number in range(n_layer)]
     kinds = settings.layers("layer_types", _OF_MINIMAX, kinds)
     passed, added = _factors(settings, "alpha"), _factors(settings, "beta")
-    n_heads, epsilon = settings.size("num_attention_heads", 32), settings.number("rms_norm_eps", 1e-5)
-    d_head = settings.optional_size("head_dim") or d_model // n_heads
-    options: _Options = {
-        _LINEAR: {"n_heads": n_heads, "d_head": d_head},
-        _ATTENTION: {
-            "n_heads": n_heads,
-            "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
-            "d_head": d_head,
-            "rotation_base": settings.whole_rotation(1e6),
-            "window": settings.optional_size("sliding_window"),
-            "dropout": settings.number("attention_dropout", 0.0),
-        },
-    }
+    attention, epsilon = settings.attention(d_model), settings.number("rms_norm_eps", 1e-5)
+    attention |= {"rotation_base": settings.whole_rotation(1e6), "window": settings.optional_size("sliding_window")}
+    options = {_LINEAR: {name: attention[name] for name in ("n_heads", "d_head")}, _ATTENTION: attention}
     experts = settings.sizes(_SIZES_OF_EXPERTS)
     # norms undo the factor of what passes, if everything that enters the stream is divided by it, and the epsilon too
     return {

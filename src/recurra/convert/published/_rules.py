@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
-from recurra.checks import kind_of, require, sentence
+from recurra.checks import kind_of, sentence
 from recurra.convert.published._settings import MOST_LAYERS, Settings
 from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
@@ -298,18 +298,6 @@ def unpacked_experts(weights: dict[str, Tensor], layers: Mapping[str, tuple[str,
     return weights
 
 
-def joined_convolutions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Make one tensor of a layer's convolutions of q, k and v: of three equal parts, if transformers has saved it."""
-    for first in [name for name in weights if name.endswith(".q_conv1d.weight")]:
-        names = [first.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
-        if all(name in weights for name in names):
-            shapes = [tuple(weights[name].shape) for name in names]
-            fits = all(len(shape) == 3 and shape[1:] == shapes[0][1:] for shape in shapes)
-            require(fits, f"the shapes of {', '.join(names)}", shapes, "(channels, 1, kernel) each, with one kernel")
-            weights[first.replace("q_conv1d", "conv1d")] = torch.cat([weights.pop(name) for name in names])
-    return weights
-
-
 def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:
     """Find the tensors of every parameter, and refuse weights that are not exactly the model's own."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -429,6 +417,17 @@ def heads_of(block: Block) -> tuple[int, int, int]:
     """Return the heads of queries, those of keys and values, and the channels of one."""
     n_heads = block.options["n_heads"]
     return n_heads, block.options.get("n_kv_heads") or n_heads, block.options["d_head"] or block.d_model // n_heads
+
+
+def written_attention(config: LanguageModelConfig, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The way back of `Settings.attention`, for the mixer `name`."""
+    n_heads, n_kv_heads, d_head = heads_of(Block(0, name, options, config.d_model))
+    return {
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": d_head,
+        "attention_dropout": options["dropout"],
+    }
 
 
 def turned_pairs(block: Block) -> Tensor:

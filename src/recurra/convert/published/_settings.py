@@ -158,6 +158,20 @@ class Settings:
         self.only(rope_scaling=None)
         return base, share
 
+    def attention(self, d_model: int, n_kv_heads: int | None = 8) -> dict[str, Any]:
+        """Take the heads of attention without a window, and its dropout.
+
+        `n_kv_heads` is the number of heads of keys if its entry is missing; None for that of queries.
+        """
+        n_heads = self.size("num_attention_heads", 32)
+        return {
+            "n_heads": n_heads,
+            "n_kv_heads": self.optional_size("num_key_value_heads", n_kv_heads) or n_heads,
+            "d_head": self.optional_size("head_dim") or d_model // n_heads,
+            "dropout": self.number("attention_dropout", 0.0),
+            "window": None,
+        }
+
     def whole_rotation(self, base: float = 10000.0) -> float:
         """Take the base of rotary attention's angles, where all channels turn."""
         base, share = self.rotation(1.0, base)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, require_tensor, sentence
+from recurra.checks import kind_of, require_layout, sentence
 from recurra.ops._operator import (
     HALF,
     Differentiable,
@@ -20,31 +20,10 @@ from recurra.ops._operator import (
     without_autocast,
 )
 from recurra.ops._toolkit.backends import choose_backend
-from recurra.ops._toolkit.memory import empty_result, in_huge_pages
-from recurra.ops.delta_rule.operator import _EVERY, _FEW, _dense, _kept_shape
+from recurra.ops._toolkit.memory import empty_result
+from recurra.ops.delta_rule.operator import _EVERY, _FEW, _allocate, _check_inputs, _converted, _dense, _kept_shape
 from recurra.ops.delta_rule.reference import generalised_chunk, generalised_recurrent
 from recurra.ops.gate_loop.reference import check_shape
-
-_OVER_KEYS = ("q", "k", "a", "read", "write")
-
-
-def _check_inputs(named: dict[str, Tensor], q: Tensor, v: Tensor) -> None:
-    """Refuse what does not make a generalised delta rule."""
-    for name, tensor in named.items():
-        require_tensor(name, tensor)
-        if not tensor.is_floating_point():
-            raise TypeError(sentence(name, kind_of(tensor), "real floating-point numbers"))
-        if tensor.device != q.device:
-            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
-    for name, tensor in (("q", q), ("v", v)):
-        if tensor.dim() != 4:
-            raise ValueError(sentence(name, kind_of(tensor), "(B, L, H, d)"))
-    batch, length, heads, d_qk = q.shape
-    for name in _OVER_KEYS:
-        check_shape(name, named[name], (batch, length, heads, d_qk))
-    check_shape("v", v, (batch, length, heads, v.shape[3]))
-    if "state" in named:
-        check_shape("state", named["state"], (batch, heads, d_qk, v.shape[3]))
 
 
 def _check(q, k, v, a, read, write, state, keep=False):  # type: ignore[no-untyped-def]
@@ -52,16 +31,10 @@ def _check(q, k, v, a, read, write, state, keep=False):  # type: ignore[no-untyp
     if q.dim() != 4 or q.dtype != torch.float32:
         raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
     steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
-    for name, x in zip(_OVER_KEYS[1:], (k, a, read, write)):
+    for name, x in (("k", k), ("a", a), ("read", read), ("write", write)):
         require_layout(name, x, q.shape, q.dtype, q.device)
     require_layout("v", v, (*steps, d_v), q.dtype, q.device)
     require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
-
-
-def _allocate(q, k, v, a, read, write, state, keep):  # type: ignore[no-untyped-def]
-    u, kept = (v.shape, _kept_shape(q, v)) if keep else ((0,), (0,))
-    new = empty_result(v), state.new_empty(*state.shape)
-    return *new, in_huge_pages(v.new_empty(*u)), in_huge_pages(state.new_empty(*kept))
 
 
 @cache
@@ -114,7 +87,7 @@ _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor a, Tensor read, Tensor write, Te
 _operator = Operator(
     f"generalised_delta_rule_fused({_INPUTS}, bool keep=False) -> (Tensor, Tensor, Tensor, Tensor)",
     check=_check,
-    allocate=_allocate,
+    allocate=lambda q, k, v, a, read, write, state, keep: _allocate(q, k, v, a, read, state, keep),
     run=_run,
     flops=lambda q, k, v, *_: 8 * math.prod(q) * v[-1],  # a value read, two written, and the output
 )
@@ -190,16 +163,10 @@ def generalised_delta_rule(
         ValueError: shapes or devices do not fit, or the backend does not exist or is not for such inputs.
         RuntimeError: the backend cannot run here.
     """
-    named = {"q": q, "k": k, "v": v, "a": a, "read": read, "write": write}
-    if state is not None:
-        named["state"] = state
-    _check_inputs(named, q, v)
-    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    compute = torch.float32
-    for x in named.values():
-        compute = torch.promote_types(compute, x.dtype)
-    q, k, v, a, read, write = (x.to(compute) for x in (q, k, v, a, read, write))
-    state = v.new_zeros(q.shape[0], *q.shape[2:], v.shape[3]) if state is None else state.to(compute)
+    over_keys = _check_inputs({"q": q, "k": k, "v": v, "a": a, "read": read, "write": write}, state)
+    for name, x in (("a", a), ("read", read), ("write", write)):
+        check_shape(name, x, over_keys)
+    given, q, k, v, a, read, write, state = _converted(q, k, v, a, read, write, state=state)
     if backend == "auto" and is_any_length(q.shape[1]):
         y, last = _any_steps(q, k, v, a, read, write, state)
         return (y.to(given) if given in HALF else y), last

@@ -27,10 +27,10 @@ from recurra.ops.gate_loop._heads import why_not_kernels
 from recurra.ops.gate_loop.reference import check_shape
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None) -> None:
-    """Refuse what does not make a delta rule."""
-    named = {"q": q, "k": k, "v": v, "a": a, "b": b} | ({} if state is None else {"state": state})
-    for name, tensor in named.items():
+def _check_inputs(named: dict[str, Tensor], state: Tensor | None) -> tuple[int, int, int, int]:
+    """Refuse what makes no delta rule, generalised or not, but for the shapes of gates; return the shape of q."""
+    q, v = named["q"], named["v"]
+    for name, tensor in (named if state is None else {**named, "state": state}).items():
         require_tensor(name, tensor)
         if not tensor.is_floating_point():
             raise TypeError(sentence(name, kind_of(tensor), "real floating-point numbers"))
@@ -39,14 +39,28 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: 
     for name, tensor in (("q", q), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(sentence(name, kind_of(tensor), "(B, L, H, d)"))
-    (batch, length, heads, d_qk), d_v = q.shape, v.shape[3]
-    steps, of_heads = (batch, length, heads), (batch, length, heads, 1)
-    check_shape("k", k, (batch, length, heads, d_qk))
-    check_shape("v", v, (batch, length, heads, d_v))
-    check_shape("a", a, steps, of_heads, (batch, length, heads, d_qk))
-    check_shape("b", b, steps, of_heads)
+    batch, length, heads, d_qk = q.shape
+    check_shape("k", named["k"], (batch, length, heads, d_qk))
+    check_shape("v", v, (batch, length, heads, v.shape[3]))
     if state is not None:
-        check_shape("state", state, (batch, heads, d_qk, d_v))
+        check_shape("state", state, (batch, heads, d_qk, v.shape[3]))
+    return batch, length, heads, d_qk
+
+
+def _converted(q, k, v, *gates, state):  # type: ignore[no-untyped-def]
+    """Return the type of q, k and v, and all inputs in the type of the computation; a state of None is zeros."""
+    given = (
+        q.dtype
+        if q.dtype == k.dtype == v.dtype
+        else torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    )
+    compute = torch.float32
+    for x in (q, k, v, *gates, state):
+        if x is not None and x.dtype != compute:
+            compute = torch.promote_types(compute, x.dtype)
+    q, k, v, *others = (x if x.dtype == compute else x.to(compute) for x in (q, k, v, *gates))
+    state = v.new_zeros(q.shape[0], *q.shape[2:], v.shape[3]) if state is None else state
+    return given, q, k, v, *others, state if state.dtype == compute else state.to(compute)
 
 
 _MOST_KEYS = 256
@@ -360,22 +374,12 @@ def delta_rule(
         RuntimeError: the backend cannot run here, or the mode does not have it.
     """
     require_literal(Mode, mode=mode)
-    _check_inputs(q, k, v, a, b, state)
-    given = (
-        q.dtype
-        if q.dtype == k.dtype == v.dtype
-        else torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    )
-    compute = torch.float32
-    for x in (q, k, v, a, b, state):
-        if x is not None and x.dtype != compute:
-            compute = torch.promote_types(compute, x.dtype)
-    q, k, v, a, b = (x if x.dtype == compute else x.to(compute) for x in (q, k, v, a, b))
+    over_keys = _check_inputs({"q": q, "k": k, "v": v, "a": a, "b": b}, state)
+    steps = over_keys[:3]
+    check_shape("a", a, steps, (*steps, 1), over_keys)
+    check_shape("b", b, steps, (*steps, 1))
+    given, q, k, v, a, b, state = _converted(q, k, v, a, b, state=state)
     a, b = (x if x.dim() == 4 else x.unsqueeze(-1) for x in (a, b))
-    if state is None:
-        state = v.new_zeros(q.shape[0], *q.shape[2:], v.shape[3])
-    elif state.dtype != compute:
-        state = state.to(compute)
     if mode == backend == "auto" and is_any_length(q.shape[1]):
         y, last = _any_steps(q, k, v, a, b, state)
         return (y.to(given) if given in HALF else y), last
