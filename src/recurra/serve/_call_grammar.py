@@ -12,6 +12,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.serve._grammar import WHITESPACE, Lark
 from recurra.serve._http import ApiError
+from recurra.serve._schemas import resolved, types_of
 from recurra.serve._tools import (
     CALL,
     END_CALL,
@@ -21,8 +22,6 @@ from recurra.serve._tools import (
     PARAMETER,
     AnswerForm,
     Tool,
-    resolved,
-    types_of,
 )
 
 _NOTES = {"$comment", "default", "deprecated", "description", "examples", "nullable", "title", "type"}
