@@ -26,6 +26,7 @@ from recurra.serve._grammar import Constraint, compile_grammar
 from recurra.serve._http import ApiError
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import Request, TokenDetails
+from recurra.serve._schemas import require_finite
 from recurra.serve._tools import AnswerForm
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -129,6 +130,7 @@ class _ResponseFormat(Body):
             message = f"json_schema is {'missing' if self.json_schema is None else 'given'}; expected it with"
             raise ApiError(400, f"{message} type json_schema, and only there", param="response_format")
         if self.json_schema is not None:
+            require_finite("the schema of response_format", self.json_schema.definition, "response_format")
             return self.json_schema.definition
         return {"type": "object"} if self.type == "json_object" else None
 

@@ -12,7 +12,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.serve._grammar import WHITESPACE, Lark
 from recurra.serve._http import ApiError
-from recurra.serve._schemas import resolved, types_of
+from recurra.serve._schemas import require_finite, resolved, types_of
 from recurra.serve._tools import (
     CALL,
     END_CALL,
@@ -44,6 +44,8 @@ def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
     rules, names = [], []
     for index, tool in enumerate(form.tools):
         schema = tool.parameters if form.is_forced or tool.strict else None
+        if schema is not None:
+            require_finite(f"the schema of {tool.name}", {**schema, "type": "object"}, "tools")
         name = f"call_{index}"
         names.append(name)
         if form.calls == "json":

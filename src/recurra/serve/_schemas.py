@@ -1,7 +1,11 @@
-"""JSON schemas of the arguments of tools: the types that they name."""
+"""JSON schemas of answers: the types that they name, and those that no value fulfils."""
 
 import json
 from typing import Any
+from urllib.parse import unquote
+
+from recurra.checks import sentence
+from recurra.serve._http import ApiError
 
 _MOST_SCHEMAS = 10_000
 """That are looked at for the types of one argument."""
@@ -73,9 +77,89 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
     return schema
 
 
+def require_finite(name: str, schema: Any, param: str) -> None:
+    """Raise ApiError, which calls a schema `name`, if it leads to one that no finite value fulfils."""
+    if (place := endless(schema)) is not None:
+        got, expected = f"endless at {place}", "one that finite values fulfil"
+        hint = "there it needs itself, by references and required members alone"
+        raise ApiError(400, sentence(name, got, expected, hint), param=param)
+
+
+def endless(schema: Any) -> str | None:
+    """Return where a schema leads to one that no finite value fulfils; None if it does not. The time is linear.
+
+    Such a schema needs itself, by references, options and required members alone. A grammar of it has no end.
+    """
+    root = schema if isinstance(schema, dict) else {}
+    origins: dict[int, tuple[int, str]] = {id(schema): (0, "#")}  # from which schema each was found, and its name there
+    waiting = [schema]
+    n_open: dict[int, int] = {}  # needs of a schema of which no alternative is known to be finite
+    users: dict[int, list[tuple[int, int]]] = {}
+    while waiting:
+        parent = waiting.pop()
+        needs, others = _parts(parent, root)
+        n_open[id(parent)] = len(needs)
+        for which, alternatives in enumerate([*needs, others]):
+            for name, part in alternatives:
+                users.setdefault(id(part), []).extend([(id(parent), which)] if which < len(needs) else [])
+                if id(part) not in origins:
+                    origins[id(part)] = id(parent), name
+                    waiting.append(part)
+    finite, met = [one for one, n in n_open.items() if not n], set()
+    for one in finite:  # which grows
+        for user in users.get(one, ()):
+            if user not in met:
+                met.add(user)
+                n_open[user[0]] -= 1
+                finite += [] if n_open[user[0]] else [user[0]]
+    at, names = next((one for one in reversed(n_open) if n_open[one]), 0), []
+    while at:
+        at, name = origins[at]
+        names.append(name)
+    return "".join(reversed(names)) or None
+
+
+_Parts = list[tuple[str, Any]]
+
+
+def _parts(schema: Any, root: dict[str, Any]) -> tuple[list[_Parts], _Parts]:
+    """Return the schemas that one needs, as lists of which one has to be finite, and others in it, with their places.
+
+    A schema of several types needs no members: it is taken for one whose value may be of another type.
+    """
+    if not isinstance(schema, dict):
+        return [], []
+    tables = {key: schema[key] for key in ("properties", "patternProperties") if isinstance(schema.get(key), dict)}
+    others = [(f"/{key}/{name}", part) for key, table in tables.items() for name, part in table.items()]
+    for key in ("additionalProperties", "items"):
+        others.append((f"/{key}", schema.get(key)))
+    lists = {
+        key: schema[key] for key in ("allOf", "anyOf", "oneOf", "prefixItems") if isinstance(schema.get(key), list)
+    }
+    indexed = {key: [(f"/{key}/{n}", part) for n, part in enumerate(some)] for key, some in lists.items()}
+    needs = [[one] for one in indexed.get("allOf", [])] + [indexed[key] for key in ("anyOf", "oneOf") if lists.get(key)]
+    if isinstance(where := schema.get("$ref"), str):
+        needs.append([("", _referred(where, root))])
+    kind, least = schema.get("type"), schema.get("minItems")
+    if kind in ("object", ["object"]) and isinstance(schema.get("required"), list):
+        members, rest = tables.get("properties", {}), schema.get("additionalProperties")
+        names = [name for name in schema["required"] if isinstance(name, str)]
+        needs += [[(f"/properties/{name}", members.get(name, rest))] for name in names]
+    first = indexed.get("prefixItems", [])
+    if kind in ("array", ["array"]) and isinstance(least, int) and least > 0:
+        needs += [[one] for one in first[:least]]
+        needs += [[("/items", schema.get("items"))]] if least > len(first) else []
+    return needs, others + first
+
+
 def _referred(where: str, root: dict[str, Any]) -> Any:
     """Return what a reference leads to: None if it is not in the schema itself."""
-    found: Any = root
-    for step in where.split("/")[1:]:
-        found = found.get(step) if isinstance(found, dict) else None
-    return found if where.startswith("#") else None
+    base, _, pointer = where.partition("#")
+    found: Any = root if base in ("", root.get("$id")) else None
+    for step in pointer.split("/")[1:]:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(step)] if step.isdecimal() and len(step) < 9 and int(step) < len(found) else None
+        else:
+            found = found.get(step) if isinstance(found, dict) else None
+    return found
