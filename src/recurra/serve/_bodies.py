@@ -1,6 +1,7 @@
 """The bodies of requests, and what is refused in them."""
 
 import asyncio
+import json
 import re
 import reprlib
 import secrets
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -61,6 +63,19 @@ _TokenName = Annotated[int, Field(ge=0, lt=2**31, strict=False)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+def _as_unicode(value: Any) -> Any:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text with {error.object[error.start]!r}; expected Unicode: half a pair is none") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply; expected fewer levels") from error
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_as_unicode)]
+"""Of anything, which pydantic does not look at."""
+
 _ANYTHING = object()
 _NEUTRAL = [
     (value, frozenset(names.split()))
@@ -112,7 +127,7 @@ class Body(BaseModel):
 class _JsonSchema(Body):
     """A schema that the text must fulfil."""
 
-    definition: dict[str, Any] = Field(alias="schema")
+    definition: JsonObject = Field(alias="schema")
     name: str = Field("", max_length=1000, description="no meaning here")
     description: str = Field("", max_length=_MOST_TOKENS, description="no meaning here")
     strict: bool = Field(True, description="no meaning here: the text always fulfils the schema")

@@ -24,7 +24,7 @@ def _typed(text: str, types: set[str]) -> Any:
     words = {"True": True, "False": False, "None": None}  # which templates write for values in earlier calls
     try:
         value = words[text.strip()] if text.strip() in words else json.loads(text, parse_constant=refuse_constant)
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # without halves of surrogate pairs
     except (ValueError, RecursionError):
         return text
     return text if isinstance(value, str) or ("string" in types and not _type_of(value) & types) else value

@@ -330,9 +330,11 @@ def _json_call(text: str) -> Call | None:
     """Return the call that JSON describes; None if it is none."""
     try:
         found = json.loads(text, parse_constant=refuse_constant)
-        name, arguments = found.get("name"), found.get("arguments", {})
+        name, arguments = found.get("name"), found.get("arguments", found.get("parameters", {}))
         if not (isinstance(name, str) and name and isinstance(arguments, dict)):
             return None
-        return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + written).encode()  # a ValueError: half of a surrogate pair is no text
+        return Call(name, written)
     except (ValueError, RecursionError):
         return None
