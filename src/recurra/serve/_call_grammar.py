@@ -115,6 +115,8 @@ def _value(schema: Any, root: dict[str, Any], which: str) -> str:
     values = found.get("enum", [found["const"]] if "const" in found else None)
     if values and isinstance(values, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        if tag := next((tag for tag in (END_PARAMETER, END_FUNCTION) if any(tag in text for text in texts)), None):
+            raise _refused(which, f"a value with {tag}", "values without it")  # which would end there
         return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
     if types and "string" not in types:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
