@@ -234,15 +234,15 @@ class OpenAIBody(_SamplingBody):
 def _kind_of_prompt(prompt: Any) -> str:
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(prompt, str):
-        return "text"
-    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+        return "<text>"
+    return "<texts>" if isinstance(first, str) else "<lists>" if isinstance(first, list) else "<tokens>"
 
 
 _Prompt = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[_Tokens, Tag("tokens")]
-    | Annotated[list[Text], Field(max_length=_MOST_PROMPTS), Tag("texts")]
-    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS), Tag("lists")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[_Tokens, Tag("<tokens>")]
+    | Annotated[list[Text], Field(max_length=_MOST_PROMPTS), Tag("<texts>")]
+    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS), Tag("<lists>")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -259,7 +259,7 @@ class CompletionBody(OpenAIBody):
     @property
     def prompts(self) -> Any:
         """The prompts: a list of texts, or of lists of tokens."""
-        return self.prompt if _kind_of_prompt(self.prompt) in ("texts", "lists") else [self.prompt]
+        return self.prompt if _kind_of_prompt(self.prompt) in ("<texts>", "<lists>") else [self.prompt]
 
 
 class DetokenizeBody(Body):
@@ -364,10 +364,12 @@ _SHOULD = re.compile(r"^\w+ should (be |have |match )?")
 def refusal_of(error: Mapping[str, Any], body: Any) -> tuple[str | None, str]:
     """Return the field of an error of pydantic, None for the whole body, and our sentence.
 
-    What pydantic calls the kinds of a union are no fields: those that the body does not have are left out.
+    Tags of unions, which are in brackets, are no fields, nor is what else pydantic names and the body does not have.
     """
     (place, *parts), kind, fields, value = error["loc"], error["type"], [], body
     for part in parts:
+        if str(part).startswith("<"):
+            continue
         try:
             value = value[part]
         except (LookupError, TypeError):

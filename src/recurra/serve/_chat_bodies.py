@@ -24,8 +24,8 @@ class _TextPart(Body):
 
 
 _Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[_TextPart], Tag("parts")],
-    Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    Annotated[Text, Tag("<text>")] | Annotated[list[_TextPart], Tag("<parts>")],
+    Discriminator(lambda content: "<parts>" if isinstance(content, list) else "<text>"),
     AfterValidator(lambda content: content if isinstance(content, str) else "\n".join(part.text for part in content)),
 ]
 
@@ -89,17 +89,17 @@ class _ToolMessage(_Message):
 def _kind_of_message(message: Any) -> str:
     message = message if isinstance(message, dict) else {}
     if message.get("tool_calls") or message.get("reasoning_content"):
-        return "parts"
-    return {"assistant": "answer", "tool": "result"}.get(str(message.get("role")), "message")
+        return "<parts>"
+    return {"assistant": "<answer>", "tool": "<result>"}.get(str(message.get("role")), "<message>")
 
 
 _Messages = Annotated[
     list[
         Annotated[
-            Annotated[_Message, Tag("message")]
-            | Annotated[_AnswerMessage, Tag("answer")]
-            | Annotated[_AnswerInParts, Tag("parts")]
-            | Annotated[_ToolMessage, Tag("result")],
+            Annotated[_Message, Tag("<message>")]
+            | Annotated[_AnswerMessage, Tag("<answer>")]
+            | Annotated[_AnswerInParts, Tag("<parts>")]
+            | Annotated[_ToolMessage, Tag("<result>")],
             Discriminator(_kind_of_message),
         ]
     ],
@@ -135,8 +135,8 @@ class _NamedChoice(Body):
 
 
 _ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[_NamedChoice, Tag("function")],
-    Discriminator(lambda choice: "word" if isinstance(choice, str) else "function"),
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[_NamedChoice, Tag("<function>")],
+    Discriminator(lambda choice: "<word>" if isinstance(choice, str) else "<function>"),
 ]
 
 
