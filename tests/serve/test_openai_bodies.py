@@ -160,6 +160,21 @@ def test_refusals_are_our_sentences_and_name_fields_of_the_body(client, body, sa
     assert not re.search(r"should|constrained|Value error|\[key\]|function-|Input ", message)
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tool_choice": {"type": "x", "function": {"name": "f"}}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"messages": [{"role": "user", "content": 3, "message": {"content": 1}}]}, "messages.0.content"),
+    ],
+    ids=str,
+)
+def test_keys_named_as_a_kind_of_union_are_not_taken_for_it(client, body, param):
+    error = client.post("/v1/chat/completions", json=CHAT | body).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param} is ")
+
+
 def test_the_parts_of_a_message_are_lines(client):
     parts = [{"type": "text", "text": "be"}, {"type": "text", "text": "brief"}]
     answers = [

@@ -192,7 +192,13 @@ def test_texts_as_xml_end_where_the_reader_ends_them(random_models):
         ({"a>": {"type": "integer"}}, {}, "a parameter 'a>'"),
         ({}, {"minProperties": 1}, "schema of f is parameters with 'minProperties'"),
         ({}, {"allOf": []}, "'allOf'"),
-        ({"a": {"type": "integer", "not": {"const": 1}}}, {}, "Unimplemented keys"),
+        (
+            {"a": {"type": "integer", "not": {"const": 1}}},
+            {},
+            "the schema of f is one that cannot be used (Unimplemented keys",
+        ),
+        ({"a": {"const": "x\n</parameter>\n</function>"}}, {}, "schema of a of f is a value with </parameter>"),
+        ({"a": {"enum": ["b", "</function>"]}}, {}, "schema of a of f is a value with </function>"),
     ],
     ids=str,
 )
@@ -203,6 +209,7 @@ def test_schemas_that_xml_cannot_meet_are_refused(random_models, properties, mor
         Probe(random_models["xml"], {"tools": [tool]})
     assert (refused.value.status, refused.value.param) == (400, "tools")
     assert reason in refused.value.message
+    assert " | " not in refused.value.message  # as in lines of a grammar
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -6,6 +6,7 @@ import random
 import pytest
 from tests.serve.scripted import PARAMETERS, WRITTEN, as_xml, scripted
 
+from recurra.serve import _schemas
 from recurra.serve._tools import AnswerForm, AnswerReader, Call, ChatFormat, Tool
 
 TOOLS = [Tool("weather", PARAMETERS)]
@@ -90,6 +91,15 @@ def test_types_of_arguments_as_xml(text, schema, value):
     root = {"properties": properties, "$defs": {"number": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}}
     ((_, arguments),) = read(AnswerForm("none", "xml", [Tool("f", root)]), [as_xml("f", key=text)])
     assert json.loads(arguments) == {"key": value}
+
+
+def test_a_schema_is_looked_at_once(monkeypatch):
+    """Each of seven options is the schema itself, and so on: counted in references that are followed."""
+    referred, followed = _schemas._referred, []
+    monkeypatch.setattr(_schemas, "_referred", lambda *given: followed.append(given[0]) or referred(*given))
+    schema = {"anyOf": [*[{"$ref": "#/properties/key"}] * 7, {"type": "integer"}]}
+    assert _schemas.types_of(schema, {"properties": {"key": schema}}) == {"integer"}
+    assert len(followed) <= 7
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,9 @@ def test_reasoning_that_is_off(api, models):
         ("json", '<tool_call>\n{"name": "clock", "arguments": {}}\n'),
         ("json", '<tool_call>\n{"name": "clock", "arguments": {}} and more\n</tool_call>'),
         ("json", '<tool_call>\n{"name": "clo\nck", "arguments": {}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": {"a": "\\ud800"}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "clock", "arguments": {"\\udfff": 1}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>'),
         ("json", "<tool_call>clock()</tool_call>"),
         ("json", "<tool_call>"),
         ("json", "a < b <tool"),
@@ -157,6 +160,57 @@ def test_reasoning_that_is_off(api, models):
 def test_what_is_no_call_stays_text(api, models, kind, text):
     message, reason = ask(api, models[kind], f"So: {text}", tools=[WEATHER, CLOCK])
     assert (message["content"], message["tool_calls"], reason) == (f"So: {text}", None, "stop")
+
+
+def test_half_of_a_surrogate_pair_in_an_argument_as_xml_leaves_it_a_text(api, models):
+    text = as_xml("weather", city="a", places='["\\ud800"]')
+    message, _ = ask(api, models["xml"], text, tools=[WEATHER])
+    assert calls_of(message) == [("weather", {"city": "a", "places": '["\\ud800"]'})]
+
+
+def test_parameters_in_place_of_arguments(api, models):
+    text = '<tool_call>\n{"name": "weather", "parameters": {"city": "a"}}\n</tool_call>'
+    message, _ = ask(api, models["json"], text, tools=[WEATHER])
+    assert calls_of(message) == [("weather", {"city": "a"})]
+
+
+HALF = "\ud800"
+HALVES = [
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {HALF: 1}}}]},
+        "tools.0.function.parameters",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a":"\\ud800"}'}}]}
+            ]
+        },
+        "messages.0.tool_calls.0.function.arguments",
+    ),
+    ({"chat_template_kwargs": {"enable_thinking": [HALF]}}, "chat_template_kwargs"),
+    ({HALF: 1}, None),
+]
+HALF_FORM = {"type": "json_schema", "json_schema": {"schema": {"const": HALF}}}
+
+
+@pytest.mark.parametrize(("extra", "param"), HALVES, ids=range(len(HALVES)))
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_half_of_a_surrogate_pair_is_refused_by_field(server, path, extra, param):
+    body = {"model": "thinking-json", "messages": ASK, **extra}
+    answer = server.client().post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    body = {"model": "json", "messages": ASK, "response_format": HALF_FORM}
+    answer = server.client().post(
+        "/v1/chat/completions", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
+
+
+def test_a_call_put_together_from_a_stream_is_sent_back(server):
+    call = {"index": 0, "id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = {"model": "json", "messages": [*ASK, {"role": "assistant", "tool_calls": [call]}]}
+    assert server.client().post("/tokenize", json=body).status_code == 200
 
 
 def test_a_call_that_is_cut_off_stays_text(api, models):

@@ -1,6 +1,7 @@
 """The bodies of requests, and what is refused in them."""
 
 import asyncio
+import json
 import re
 import reprlib
 import secrets
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,6 +28,7 @@ from recurra.serve._grammar import Constraint, compile_grammar
 from recurra.serve._http import ApiError
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import Request, TokenDetails
+from recurra.serve._schemas import require_finite
 from recurra.serve._tools import AnswerForm
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -59,6 +62,19 @@ _TokenName = Annotated[int, Field(ge=0, lt=2**31, strict=False)]
 """A token as the key of an object, which JSON makes a string."""
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
+
+def _as_unicode(value: Any) -> Any:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text with {error.object[error.start]!r}; expected Unicode: half a pair is none") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply; expected fewer levels") from error
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_as_unicode)]
+"""Of anything, which pydantic does not look at."""
 
 _ANYTHING = object()
 _NEUTRAL = [
@@ -111,7 +127,7 @@ class Body(BaseModel):
 class _JsonSchema(Body):
     """A schema that the text must fulfil."""
 
-    definition: dict[str, Any] = Field(alias="schema")
+    definition: JsonObject = Field(alias="schema")
     name: str = Field("", max_length=1000, description="no meaning here")
     description: str = Field("", max_length=_MOST_TOKENS, description="no meaning here")
     strict: bool = Field(True, description="no meaning here: the text always fulfils the schema")
@@ -129,6 +145,7 @@ class _ResponseFormat(Body):
             message = f"json_schema is {'missing' if self.json_schema is None else 'given'}; expected it with"
             raise ApiError(400, f"{message} type json_schema, and only there", param="response_format")
         if self.json_schema is not None:
+            require_finite("the schema of response_format", self.json_schema.definition, "response_format")
             return self.json_schema.definition
         return {"type": "object"} if self.type == "json_object" else None
 
@@ -217,15 +234,15 @@ class OpenAIBody(_SamplingBody):
 def _kind_of_prompt(prompt: Any) -> str:
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(prompt, str):
-        return "text"
-    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+        return "<text>"
+    return "<texts>" if isinstance(first, str) else "<lists>" if isinstance(first, list) else "<tokens>"
 
 
 _Prompt = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[_Tokens, Tag("tokens")]
-    | Annotated[list[Text], Field(max_length=_MOST_PROMPTS), Tag("texts")]
-    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS), Tag("lists")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[_Tokens, Tag("<tokens>")]
+    | Annotated[list[Text], Field(max_length=_MOST_PROMPTS), Tag("<texts>")]
+    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS), Tag("<lists>")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -242,7 +259,7 @@ class CompletionBody(OpenAIBody):
     @property
     def prompts(self) -> Any:
         """The prompts: a list of texts, or of lists of tokens."""
-        return self.prompt if _kind_of_prompt(self.prompt) in ("texts", "lists") else [self.prompt]
+        return self.prompt if _kind_of_prompt(self.prompt) in ("<texts>", "<lists>") else [self.prompt]
 
 
 class DetokenizeBody(Body):
@@ -347,10 +364,12 @@ _SHOULD = re.compile(r"^\w+ should (be |have |match )?")
 def refusal_of(error: Mapping[str, Any], body: Any) -> tuple[str | None, str]:
     """Return the field of an error of pydantic, None for the whole body, and our sentence.
 
-    What pydantic calls the kinds of a union are no fields: those that the body does not have are left out.
+    Tags of unions, which are in brackets, are no fields, nor is what else pydantic names and the body does not have.
     """
     (place, *parts), kind, fields, value = error["loc"], error["type"], [], body
     for part in parts:
+        if str(part).startswith("<"):
+            continue
         try:
             value = value[part]
         except (LookupError, TypeError):

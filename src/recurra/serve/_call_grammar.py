@@ -12,6 +12,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.serve._grammar import WHITESPACE, Lark
 from recurra.serve._http import ApiError
+from recurra.serve._schemas import require_finite, resolved, types_of
 from recurra.serve._tools import (
     CALL,
     END_CALL,
@@ -21,8 +22,6 @@ from recurra.serve._tools import (
     PARAMETER,
     AnswerForm,
     Tool,
-    resolved,
-    types_of,
 )
 
 _NOTES = {"$comment", "default", "deprecated", "description", "examples", "nullable", "title", "type"}
@@ -45,6 +44,8 @@ def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
     rules, names = [], []
     for index, tool in enumerate(form.tools):
         schema = tool.parameters if form.is_forced or tool.strict else None
+        if schema is not None:
+            require_finite(f"the schema of {tool.name}", {**schema, "type": "object"}, "tools")
         name = f"call_{index}"
         names.append(name)
         if form.calls == "json":
@@ -114,6 +115,8 @@ def _value(schema: Any, root: dict[str, Any], which: str) -> str:
     values = found.get("enum", [found["const"]] if "const" in found else None)
     if values and isinstance(values, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        if tag := next((tag for tag in (END_PARAMETER, END_FUNCTION) if any(tag in text for text in texts)), None):
+            raise _refused(which, f"a value with {tag}", "values without it")  # which would end there
         return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
     if types and "string" not in types:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}

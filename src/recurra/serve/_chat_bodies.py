@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from recurra.checks import sentence
-from recurra.serve._bodies import Body, MaxTokens, OpenAIBody, Text
+from recurra.serve._bodies import Body, JsonObject, MaxTokens, OpenAIBody, Text
 from recurra.serve._http import ApiError
 from recurra.serve._model import ServedModel
 from recurra.serve._tools import AnswerForm, Tool
@@ -24,8 +24,8 @@ class _TextPart(Body):
 
 
 _Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[_TextPart], Tag("parts")],
-    Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    Annotated[Text, Tag("<text>")] | Annotated[list[_TextPart], Tag("<parts>")],
+    Discriminator(lambda content: "<parts>" if isinstance(content, list) else "<text>"),
     AfterValidator(lambda content: content if isinstance(content, str) else "\n".join(part.text for part in content)),
 ]
 
@@ -42,7 +42,7 @@ class _CalledFunction(Body):
     """The function of a call. Templates expect its arguments as an object; clients send them as JSON."""
 
     name: _FunctionName
-    arguments: dict[str, Any]
+    arguments: JsonObject
 
     @field_validator("arguments", mode="before")
     @classmethod
@@ -62,6 +62,7 @@ class _ToolCall(Body):
     id: str = Field("", max_length=1000)
     type: Literal["function"] = "function"
     function: _CalledFunction
+    index: int = Field(0, exclude=True, description="no meaning here; streams have it")
 
 
 class _AnswerMessage(_Message):
@@ -88,17 +89,17 @@ class _ToolMessage(_Message):
 def _kind_of_message(message: Any) -> str:
     message = message if isinstance(message, dict) else {}
     if message.get("tool_calls") or message.get("reasoning_content"):
-        return "parts"
-    return {"assistant": "answer", "tool": "result"}.get(str(message.get("role")), "message")
+        return "<parts>"
+    return {"assistant": "<answer>", "tool": "<result>"}.get(str(message.get("role")), "<message>")
 
 
 _Messages = Annotated[
     list[
         Annotated[
-            Annotated[_Message, Tag("message")]
-            | Annotated[_AnswerMessage, Tag("answer")]
-            | Annotated[_AnswerInParts, Tag("parts")]
-            | Annotated[_ToolMessage, Tag("result")],
+            Annotated[_Message, Tag("<message>")]
+            | Annotated[_AnswerMessage, Tag("<answer>")]
+            | Annotated[_AnswerInParts, Tag("<parts>")]
+            | Annotated[_ToolMessage, Tag("<result>")],
             Discriminator(_kind_of_message),
         ]
     ],
@@ -111,7 +112,7 @@ class _Function(Body):
 
     name: _FunctionName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = Field(None, description="whether the arguments must fulfil the schema of the parameters")
 
 
@@ -134,8 +135,8 @@ class _NamedChoice(Body):
 
 
 _ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[_NamedChoice, Tag("function")],
-    Discriminator(lambda choice: "word" if isinstance(choice, str) else "function"),
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[_NamedChoice, Tag("<function>")],
+    Discriminator(lambda choice: "<word>" if isinstance(choice, str) else "<function>"),
 ]
 
 
@@ -143,7 +144,7 @@ class _TemplateBody(Body):
     """What a chat template reads beside the messages."""
 
     tools: list[_ToolDefinition] | None = Field(None, max_length=1000)
-    chat_template_kwargs: dict[str, Any] = Field({}, max_length=100)
+    chat_template_kwargs: JsonObject = Field({}, max_length=100)
 
     def chat_text(self, model: ServedModel, messages: list[Any]) -> str:
         """Return the text of the chat up to the answer. Raises ApiError if the template refuses it."""

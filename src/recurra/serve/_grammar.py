@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ WHITESPACE = r"[ \n\t]{1,40}"
 """Between the tokens of JSON. Without an end to it, a small model may write nothing else."""
 _FUEL: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
 """Limits a step to 0.1 s. Most take 20 us; (a{1000}){1000} would take 15 s, and then be refused."""
+_AFTER_REASON = re.compile(r"\n(?:<|\s*\d+ \| )")
+"""In the library's errors: its state, or lines of the grammar."""
+_PLACE = re.compile(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?")
 _AFTER_REASONING: dict[str, str] = {
     "open": r"""
         start: reasoning ("\n" | "\n\n")? @rest
@@ -80,7 +84,7 @@ class Constraint:
     @property
     def error(self) -> str:
         """Why the grammar cannot be used; "" if it can."""
-        reason, *_ = self._matcher.get_error().split("\n<")  # what follows describes the library's state
+        reason, *_ = _AFTER_REASON.split(self._matcher.get_error())
         return one_line(ValueError(reason)) if self._matcher.is_error() else ""
 
 
@@ -124,6 +128,11 @@ def compile_grammar(
     reason = constraint.error
     if reason in ("", "NoExtensionBias") and not constraint.allowed.any():
         reason = "no text of this model's tokens, but for the empty one, matches it"
+    if isinstance(grammar, Lark) and form is not None and (place := _PLACE.match(reason)):
+        rule = re.match(r"call_(\d+)", grammar.split("\n")[int(place[1]) - 1])
+        name = f"the schema of {form.tools[int(rule[1])].name}" if rule else field
+        got = f"one that cannot be used ({reason[place.end() :]})"
+        raise ApiError(400, sentence(name, got, "a JSON schema that llguidance supports"), param=field)
     if reason:
         expected = "a JSON schema or regular expression that llguidance supports"
         raise ApiError(400, sentence(field, f"a grammar that cannot be used ({reason})", expected), param=field)

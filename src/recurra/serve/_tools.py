@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from recurra.serve._http import ApiError
+from recurra.serve._schemas import refuse_constant, typed
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
@@ -328,72 +329,12 @@ class AnswerReader:
 def _json_call(text: str) -> Call | None:
     """Return the call that JSON describes; None if it is none."""
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
-        name, arguments = found.get("name"), found.get("arguments", {})
+        found = json.loads(text, parse_constant=refuse_constant)
+        name, arguments = found.get("name"), found.get("arguments", found.get("parameters", {}))
         if not (isinstance(name, str) and name and isinstance(arguments, dict)):
             return None
-        return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + written).encode()  # a ValueError: half of a surrogate pair is no text
+        return Call(name, written)
     except (ValueError, RecursionError):
         return None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-# --- types of arguments ---
-
-
-def typed(values: dict[str, str], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with the types of their schema. A text that is no value of its types stays a text."""
-    known = schema.get("properties")
-    known = known if isinstance(known, dict) else {}
-    return {key: _typed(text, types_of(known.get(key), schema)) for key, text in values.items()}
-
-
-def _typed(text: str, types: set[str]) -> Any:
-    if types <= {"string"}:
-        return text
-    words = {"True": True, "False": False, "None": None}  # which templates write for values in earlier calls
-    try:
-        value = words[text.strip()] if text.strip() in words else json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        return text
-    return text if isinstance(value, str) or ("string" in types and not _type_of(value) & types) else value
-
-
-def _type_of(value: Any) -> set[str]:
-    """Return JSON schema's words for the type of a value."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, (int, float)):
-        return {"number", "integer"} if isinstance(value, int) or value.is_integer() else {"number"}
-    kinds: dict[type, str] = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return {kinds[type(value)]}
-
-
-def types_of(schema: Any, root: dict[str, Any], depth: int = 8) -> set[str]:
-    """Return the types that a schema names; none if it leaves them open."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, dict) or not depth:
-        return set()
-    if isinstance(named := schema.get("type"), (str, list)):
-        return {named} if isinstance(named, str) else {one for one in named if isinstance(one, str)}
-    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
-        if isinstance(values, list):
-            return set().union(*map(_type_of, values))
-    options: list[Any] = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), [])
-    return set().union(*(types_of(option, root, depth - 1) for option in options))
-
-
-def resolved(schema: Any, root: dict[str, Any]) -> Any:
-    """Follow references to definitions of the same schema."""
-    for _ in range(8):
-        if not isinstance(schema, dict) or not isinstance(where := schema.get("$ref"), str):
-            break
-        found: Any = root
-        for step in where.removeprefix("#/").split("/"):
-            found = found.get(step) if isinstance(found, dict) else None
-        schema = found
-    return schema

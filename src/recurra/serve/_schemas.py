@@ -1,0 +1,165 @@
+"""JSON schemas of answers: the types that they name, and those that no value fulfils."""
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+from recurra.checks import sentence
+from recurra.serve._http import ApiError
+
+_MOST_SCHEMAS = 10_000
+"""That are looked at for the types of one argument."""
+
+
+def typed(values: dict[str, str], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with the types of their schema. A text that is no value of its types stays a text."""
+    known = schema.get("properties")
+    known = known if isinstance(known, dict) else {}
+    return {key: _typed(text, types_of(known.get(key), schema)) for key, text in values.items()}
+
+
+def _typed(text: str, types: set[str]) -> Any:
+    if types <= {"string"}:
+        return text
+    words = {"True": True, "False": False, "None": None}  # which templates write for values in earlier calls
+    try:
+        value = words[text.strip()] if text.strip() in words else json.loads(text, parse_constant=refuse_constant)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # without halves of surrogate pairs
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) or ("string" in types and not _type_of(value) & types) else value
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _type_of(value: Any) -> set[str]:
+    """Return JSON schema's words for the type of a value."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, (int, float)):
+        return {"number", "integer"} if isinstance(value, int) or value.is_integer() else {"number"}
+    kinds: dict[type, str] = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return {kinds[type(value)]}
+
+
+def types_of(schema: Any, root: dict[str, Any]) -> set[str]:
+    """Return the types that a schema names; none if it leaves them open. The time is linear in the schema's size."""
+    found: set[str] = set()
+    waiting, seen = [schema], set()
+    for _ in range(_MOST_SCHEMAS):
+        if not waiting:
+            break
+        schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        options: list[Any] = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), [])
+        if isinstance(where := schema.get("$ref"), str):
+            waiting.append(_referred(where, root))
+        elif isinstance(named := schema.get("type"), (str, list)):
+            found.update([named] if isinstance(named, str) else (one for one in named if isinstance(one, str)))
+        elif isinstance(values, list):
+            found.update(*map(_type_of, values))
+        else:
+            waiting += options
+    return found
+
+
+def resolved(schema: Any, root: dict[str, Any]) -> Any:
+    """Follow references to definitions of the same schema."""
+    for _ in range(8):
+        if not isinstance(schema, dict) or not isinstance(where := schema.get("$ref"), str):
+            break
+        schema = _referred(where, root)
+    return schema
+
+
+def require_finite(name: str, schema: Any, param: str) -> None:
+    """Raise ApiError, which calls a schema `name`, if it leads to one that no finite value fulfils."""
+    if (place := endless(schema)) is not None:
+        got, expected = f"endless at {place}", "one that finite values fulfil"
+        hint = "there it needs itself, by references and required members alone"
+        raise ApiError(400, sentence(name, got, expected, hint), param=param)
+
+
+def endless(schema: Any) -> str | None:
+    """Return where a schema leads to one that no finite value fulfils; None if it does not. The time is linear.
+
+    Such a schema needs itself, by references, options and required members alone. A grammar of it has no end.
+    """
+    root = schema if isinstance(schema, dict) else {}
+    origins: dict[int, tuple[int, str]] = {id(schema): (0, "#")}  # from which schema each was found, and its name there
+    waiting = [schema]
+    n_open: dict[int, int] = {}  # needs of a schema of which no alternative is known to be finite
+    users: dict[int, list[tuple[int, int]]] = {}
+    while waiting:
+        parent = waiting.pop()
+        needs, others = _parts(parent, root)
+        n_open[id(parent)] = len(needs)
+        for which, alternatives in enumerate([*needs, others]):
+            for name, part in alternatives:
+                users.setdefault(id(part), []).extend([(id(parent), which)] if which < len(needs) else [])
+                if id(part) not in origins:
+                    origins[id(part)] = id(parent), name
+                    waiting.append(part)
+    finite, met = [one for one, n in n_open.items() if not n], set()
+    for one in finite:  # which grows
+        for user in users.get(one, ()):
+            if user not in met:
+                met.add(user)
+                n_open[user[0]] -= 1
+                finite += [] if n_open[user[0]] else [user[0]]
+    at, names = next((one for one in reversed(n_open) if n_open[one]), 0), []
+    while at:
+        at, name = origins[at]
+        names.append(name)
+    return "".join(reversed(names)) or None
+
+
+_Parts = list[tuple[str, Any]]
+
+
+def _parts(schema: Any, root: dict[str, Any]) -> tuple[list[_Parts], _Parts]:
+    """Return the schemas that one needs, as lists of which one has to be finite, and others in it, with their places.
+
+    A schema of several types needs no members: it is taken for one whose value may be of another type.
+    """
+    if not isinstance(schema, dict):
+        return [], []
+    tables = {key: schema[key] for key in ("properties", "patternProperties") if isinstance(schema.get(key), dict)}
+    others = [(f"/{key}/{name}", part) for key, table in tables.items() for name, part in table.items()]
+    for key in ("additionalProperties", "items"):
+        others.append((f"/{key}", schema.get(key)))
+    lists = {
+        key: schema[key] for key in ("allOf", "anyOf", "oneOf", "prefixItems") if isinstance(schema.get(key), list)
+    }
+    indexed = {key: [(f"/{key}/{n}", part) for n, part in enumerate(some)] for key, some in lists.items()}
+    needs = [[one] for one in indexed.get("allOf", [])] + [indexed[key] for key in ("anyOf", "oneOf") if lists.get(key)]
+    if isinstance(where := schema.get("$ref"), str):
+        needs.append([("", _referred(where, root))])
+    kind, least = schema.get("type"), schema.get("minItems")
+    if kind in ("object", ["object"]) and isinstance(schema.get("required"), list):
+        members, rest = tables.get("properties", {}), schema.get("additionalProperties")
+        names = [name for name in schema["required"] if isinstance(name, str)]
+        needs += [[(f"/properties/{name}", members.get(name, rest))] for name in names]
+    first = indexed.get("prefixItems", [])
+    if kind in ("array", ["array"]) and isinstance(least, int) and least > 0:
+        needs += [[one] for one in first[:least]]
+        needs += [[("/items", schema.get("items"))]] if least > len(first) else []
+    return needs, others + first
+
+
+def _referred(where: str, root: dict[str, Any]) -> Any:
+    """Return what a reference leads to: None if it is not in the schema itself."""
+    base, _, pointer = where.partition("#")
+    found: Any = root if base in ("", root.get("$id")) else None
+    for step in pointer.split("/")[1:]:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(step)] if step.isdecimal() and len(step) < 9 and int(step) < len(found) else None
+        else:
+            found = found.get(step) if isinstance(found, dict) else None
+    return found
