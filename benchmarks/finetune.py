@@ -1,11 +1,11 @@
-"""A step of fine-tuning with LoRA, here and with transformers and peft: tokens/s and the most memory.
+"""Fine-tuning updates with LoRA, in Recurra and in transformers with peft: tokens/s and peak memory.
 
     python -m benchmarks.finetune
     python -m benchmarks.finetune --only granite-4.0-h-350m --tokens 256
 
 The shapes of `benchmarks.published` with random weights, frozen, in float32 and in bfloat16; adapters of rank 8 on all
-linear layers; one sequence of 1,024 tokens, with activation checkpointing. Each side is a process of its own, whose
-memory is the most that it had resident, less what it shares with files. RWKV-7 has no class in transformers.
+linear layers; one sequence of 1,024 tokens, with activation checkpointing. Each library runs in its own process.
+Peak memory is its maximum resident memory, without file-backed pages. RWKV-7 has no class in transformers.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def loss_of(side: str, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class Peak:
-    """The most anonymous memory that this process has, looked at every 20 ms."""
+    """Peak anonymous memory of this process, sampled every 20 ms."""
 
     def __init__(self) -> None:
         self.most, self.ended = 0, False
@@ -98,7 +98,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=2, help="after one that warms up; the fastest counts (default: 2)")
+    parser.add_argument("--steps", type=int, default=2, help="updates after a warm-up; the fastest counts (default: 2)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks-finetune.json"))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""Decoding of a hybrid of Granite 4.0 H 350M's shape with random weights: streams at different positions, long windows.
+"""Decoding speed of a random hybrid of Granite 4.0 H 350M's shape: streams at different positions, and long windows.
 
     python -m benchmarks.hybrids streams      # one stream, 16 at the same position, 16 at different ones
     python -m benchmarks.hybrids cache        # keys and values in float32 and in int8, up to 32,768 tokens
-    python -m benchmarks.hybrids quality      # perplexity with rounded states, of a small model trained now
+    python -m benchmarks.hybrids quality      # perplexity of a small, newly trained model with rounded states
 
-Times are the process's processor time on one thread, minima of a few steps.
+Times are processor time on one thread, the minimum of a few steps.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _ATTENTION = {10, 13, 17, 27}
 
 
 def model(n_layer: int) -> LanguageModel:
-    """Make the model, or one of its first layers alone."""
+    """Return the model, or one with only its first `n_layer` layers."""
     torch.manual_seed(0)
     options = {
         "rotary-attention": {"n_heads": 12, "n_kv_heads": 4, "window": None, "rotated_share": 0.0},
@@ -45,7 +45,7 @@ def model(n_layer: int) -> LanguageModel:
 
 
 def state_after(step: Any, n_tokens: int) -> Any:
-    """A state as after so many tokens: keys and values are random, because reading would take long."""
+    """Return a state of the given number of tokens, with random keys and values, because reading tokens takes long."""
     _, state = step(torch.zeros(1, 2, dtype=torch.int64), None)
     random = [torch.randn(1, n_tokens, *state.layers[layer][0].shape[2:]) for layer in _ATTENTION]
     if state.layers[min(_ATTENTION)][0].dtype == torch.int8:
@@ -58,17 +58,17 @@ def state_after(step: Any, n_tokens: int) -> Any:
 
 
 def seconds(step: Any, state: Any, rows: int, count: int = 6) -> float:
-    """The shortest step."""
+    """Return the processor seconds of the fastest step."""
     tokens, found = torch.zeros(rows, 1, dtype=torch.int64), []
     for _ in range(count + 2):
         start = time.process_time()
         _, state = step(tokens, state)
         found.append(time.process_time() - start)
-    return min(found[2:])  # the first ones copy the state into memory with room for more
+    return min(found[2:])  # the first steps copy the state into a buffer with room to grow
 
 
 def streams(step: Any) -> dict[str, float]:
-    """Tokens per second."""
+    """Return tokens per second of processor time."""
     states = {
         "one": [512],
         "16, same position": [512] * 16,
@@ -81,7 +81,7 @@ def streams(step: Any) -> dict[str, float]:
 
 
 def cache(step: Any) -> dict[str, dict[str, float]]:
-    """Milliseconds of a step, and megabytes of the state's keys and values."""
+    """Return milliseconds per step, and megabytes of keys and values in the state."""
     found = {}
     for n_tokens in (512, 4_096, 32_768):
         state = state_after(step, n_tokens)
@@ -91,7 +91,7 @@ def cache(step: Any) -> dict[str, dict[str, float]]:
 
 
 def trained(updates: int = 300) -> tuple[LanguageModel, torch.Tensor]:
-    """A small hybrid trained on the bytes of the documentation, and the bytes that it has not seen."""
+    """Return a small hybrid trained on bytes of the documentation, and held-out bytes."""
     text = b"".join(path.read_bytes() for path in sorted(Path("docs").rglob("*.md")))
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     seen, unseen = tokens[:-8_192], tokens[-8_192:]
@@ -111,7 +111,7 @@ def trained(updates: int = 300) -> tuple[LanguageModel, torch.Tensor]:
 
 
 def quality() -> dict[str, dict[str, float]]:
-    """Perplexity of unseen bytes, read one by one, and the largest difference of logits over their largest."""
+    """Return the perplexity of held-out bytes, read one by one, and the largest relative difference of logits."""
     small, unseen = trained()
     rounded: dict[str, dict[str, Any]] = {
         "float32": {},
@@ -134,7 +134,7 @@ def quality() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Print one JSON object a line."""
+    """Print one JSON object per line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("streams", "cache", "quality"))
     parser.add_argument("--weights", default="int8")

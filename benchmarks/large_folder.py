@@ -1,10 +1,10 @@
-"""The memory that reading a large published model takes, and packing it in int4.
+"""Memory for loading a large published model and packing it in int4.
 
     python -m benchmarks.large_folder --folder FOLDER
 
-FOLDER gets shards of a Falcon-H1-7B with random bfloat16 weights (15 GB), unless it has them. The model is read in
-bfloat16 (`from_huggingface`), packed (`prepare`) and asked for tokens. Memory is this process's own, as Linux counts it
-(RssAnon): pages of the mapped shards can be dropped at any time and are counted apart.
+If FOLDER has no model, shards of a Falcon-H1-7B with random bfloat16 weights (15 GB) are written there. The model is
+read in bfloat16 (`from_huggingface`), packed (`prepare`) and generates tokens. Memory is the process's anonymous memory
+(Linux's RssAnon). Pages of the memory-mapped shards, which Linux can drop at any time, are counted separately.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SHAPE = {
 
 
 def write(folder: Path, n_layer: int) -> None:
-    """Write config.json and one shard for each block, without ever holding the model."""
+    """Write config.json and one shard per block, without holding the whole model in memory."""
     import transformers
 
     config = transformers.FalconH1Config(**(SHAPE | {"num_hidden_layers": n_layer}))
@@ -64,7 +64,7 @@ def write(folder: Path, n_layer: int) -> None:
 
 
 def resident() -> dict[str, float]:
-    """GB of this process: its own, and of files."""
+    """Return the process's resident GB: anonymous and file-backed."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) / 1e6 for words in lines if words[0] in ("RssAnon:", "RssFile:")}
 

@@ -1,14 +1,14 @@
-"""Published architectures here, in llama.cpp and in transformers: the same random weights, side by side.
+"""Speed of published architectures in Recurra, llama.cpp and transformers, with the same random weights.
 
     make llama
     python -m benchmarks.published
     python -m benchmarks.published --only granite-4.0-h-350m --contexts 128 --prompts 512
 
-For each model: one token at a time after each context, in interleaved blocks of 16 greedy steps; prompts, read at once;
-and 16 streams at once. Ours keep weights in int8 and int4, llama.cpp in Q8_0 and Q4_0 (from files that we write),
-and transformers in bfloat16 as it runs where no CUDA extension can be installed. Contexts of transformers end at
---most. llama.cpp's prompts and steps are timed by itself; its wheel may be built for older vector units than this CPU
-has. RWKV-7 has no class in transformers.
+Each model decodes one token at a time after each context (in interleaved blocks of 16 greedy steps), reads prompts, and
+decodes 16 concurrent streams. Weights are int8 and int4 in Recurra, Q8_0 and Q4_0 in llama.cpp (from files exported by
+Recurra), and bfloat16 in transformers, without CUDA extensions. transformers runs only contexts of up to --most tokens.
+llama.cpp times its own prompts and steps; its wheel may be built for older vector instructions than this CPU has.
+RWKV-7 has no class in transformers.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def rwkv7(d_model: int, n_layer: int, vocab_size: int) -> LanguageModel:
 
 
 def pair(name: str) -> tuple[nn.Module | None, LanguageModel]:
-    """One model as transformers has it, in bfloat16, and as we have it, by way of a folder."""
+    """Return transformers' model, in bfloat16, and Recurra's, converted from its folder."""
     import transformers
     from transformers.utils import logging
 
@@ -167,7 +167,7 @@ def pair(name: str) -> tuple[nn.Module | None, LanguageModel]:
 
 
 class Ours:
-    """Our model in a form for decoding, with a context behind it, for some streams."""
+    """Recurra's prepared model after a context, with one or more streams."""
 
     def __init__(self, form: nn.Module, context: int, streams: int = 1) -> None:
         self.form, self.token, self.state = form, torch.zeros(streams, 1, dtype=torch.int64), None
@@ -176,7 +176,7 @@ class Ours:
 
     @torch.inference_mode()
     def block(self) -> float:
-        """Milliseconds a step."""
+        """Return milliseconds per step."""
         start = time.perf_counter()
         for _ in range(STEPS):
             logits, self.state = self.form(self.token, self.state)
@@ -185,7 +185,7 @@ class Ours:
 
 
 class Theirs:
-    """transformers' model with a context behind it."""
+    """transformers' model after a context."""
 
     def __init__(self, model: nn.Module, context: int) -> None:
         self.model, self.token = model, torch.zeros(1, 1, dtype=torch.int64)
@@ -210,7 +210,7 @@ Blocks = dict[str, Callable[[], float]]
 
 
 class Sides:
-    """A model on every side."""
+    """One model in all three libraries."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, stack: ExitStack) -> None:
         self.peer, self.ours = pair(name)
@@ -230,7 +230,7 @@ class Sides:
             self.llama[f"llama.cpp {kind}"] = stack.enter_context(peer)
 
     def prompts(self, tokens: torch.Tensor) -> dict[str, float]:
-        """Tokens/s of a prompt."""
+        """Return tokens/s for reading a prompt."""
         n_tokens, found = tokens.shape[1], {}
         for row, form in self.forms.items():
             found[row] = n_tokens / min(seconds_of(partial(form, tokens)) for _ in range(2))
@@ -242,7 +242,7 @@ class Sides:
         return found
 
     def steps(self, context: int, rounds: int) -> tuple[dict[str, float], int]:
-        """Milliseconds a token after a context, and the bytes of our state."""
+        """Return milliseconds per token after a context, and the bytes of Recurra's state."""
         mine = {row: Ours(form, context) for row, form in self.forms.items()}
         blocks: Blocks = {row: one.block for row, one in mine.items()}
         if self.peer is not None and context <= self.most:
@@ -253,11 +253,11 @@ class Sides:
         for turn in range(rounds + 1):
             for row, block in blocks.items():
                 took = block()
-                times[row] += [took] if turn else []  # the first one warms up
+                times[row] += [took] if turn else []  # the first turn is a warm-up
         return {row: statistics.median(taken) for row, taken in times.items()}, n_bytes(next(iter(mine.values())).state)
 
     def streams(self) -> dict[str, float]:
-        """Tokens/s of many streams: ours in one step, llama.cpp's as a server has them."""
+        """Return total tokens/s of concurrent streams: Recurra in one batched step, llama.cpp in its server."""
         found = {}
         for row, form in self.forms.items():
             many = Ours(form, 64, STREAMS)
@@ -304,12 +304,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=list(NUMBERS))
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 4096])
     parser.add_argument("--prompts", nargs="+", type=int, default=[512, 4096])
-    parser.add_argument("--most", type=int, default=512, help="longest context of transformers (default: 512)")
+    parser.add_argument("--most", type=int, default=512, help="longest context for transformers (default: 512)")
     parser.add_argument("--rounds", type=int, default=3, help=f"blocks of {STEPS} steps (default: 3)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", default=".venv-llama/bin/python", help="Python with xllamacpp and gguf")
     parser.add_argument(
-        "--folder", type=Path, help="folder for GGUF files, which are deleted (default: a temporary one)"
+        "--folder", type=Path, help="folder for GGUF files, deleted after use (default: a temporary one)"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks-published.json"))
     arguments = parser.parse_args(words)
@@ -322,7 +322,7 @@ def main(words: list[str] | None = None) -> None:
         found = measure(name, arguments)
         show(name, found)
         known |= {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads, name: found}
-        arguments.out.write_text(json.dumps(known, indent=1))  # after each: a run takes minutes for a model
+        arguments.out.write_text(json.dumps(known, indent=1))  # after each model, because one takes minutes
         gc.collect()
 
 

@@ -265,9 +265,9 @@ def _server_parser(name: str, description: str, runs: str, nargs: str) -> Argume
     add("--sessions", **FILE, help="file for sessions (default: sessions.sqlite in the first RUN)")
     packed = "type of packed weights; model leaves the weights unpacked (default: float32)"
     add("--weights", choices=(*_choices.DTYPES, "model"), default="float32", help=packed)
-    cache = "type of attention layers' keys and values, with packed weights (default: float32)"
+    cache = "type of rotary attention's keys and values; int8 needs packed weights (default: float32)"
     add("--kv-cache-dtype", choices=_choices.KV_CACHE_DTYPES, default="float32", help=cache)
-    states = "type of the other layers' states that are matrices, with packed weights (default: float32)"
+    states = "type of matrix states (e.g. Mamba-2's); int16 needs packed weights (default: float32)"
     add("--state-dtype", choices=_choices.STATE_DTYPES, default="float32", help=states)
     add("--threads", **NUMBER, help="threads that run the model (default: all cores but one, left for HTTP)")
     add("--max-streams", **NUMBER, default=1024, help="concurrent streams (default: 1024)")

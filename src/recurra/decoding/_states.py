@@ -1,4 +1,4 @@
-"""States of copies for decoding: in whole numbers if asked for, and attention that compiled steps recognise."""
+"""States of copies prepared for decoding: optional integer storage, and attention as one recorded instruction."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -17,7 +17,7 @@ from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionStat
 
 
 def _recording() -> tuple[Any, AbstractContextManager]:
-    """Return the memory of the step that is being recorded, or None, and a context in which nothing is."""
+    """Return the memory of the step being recorded, or None, and a context that suspends recording."""
     modes = _get_current_dispatch_mode_stack()
     memory = getattr(modes[-1], "memory", None) if modes else None
     return memory, nullcontext() if memory is None else _disable_current_modes()
@@ -26,7 +26,7 @@ def _recording() -> tuple[Any, AbstractContextManager]:
 def _attend(
     mixer: RotaryAttention, queries: Tensor, keys: Tensor, values: Tensor, state: RotaryAttentionState
 ) -> tuple[Tensor, RotaryAttentionState]:
-    """Attend as the mixer does; while a step is recorded, all of it is one instruction."""
+    """Attend as the mixer does; while a step is recorded, record attention as a single instruction."""
     memory, unrecorded = _recording()
     if queries.shape[1] != 1 or memory is None:
         return type(mixer).attend(mixer, queries, keys, values, state)
@@ -39,7 +39,7 @@ def _attend(
 def _mix(
     mixer: Mixer, shapes: dict[str, tuple[int, ...]], x: Tensor, state: Any, mask: Tensor | None, **shared: Any
 ) -> tuple[Tensor, Any]:
-    """Mix as the mixer does, with the matrices of the state, of these shapes, in int16 before and after."""
+    """Mix as the mixer does, but read and return the state's matrices (of `shapes`) in int16."""
     if state is not None:
         memory, unrecorded = _recording()
         with unrecorded:
@@ -60,7 +60,7 @@ def _mix(
 
 
 def prepare_states(model: nn.Module, kv_cache_dtype: str, state_dtype: str) -> None:
-    """Let a copy for decoding keep states in these types, and let compiled steps recognise its attention."""
+    """Make a decoding copy store states in these types, and its attention one instruction of compiled steps."""
     require_literal(KVCacheNumbers, kv_cache_dtype=kv_cache_dtype)
     require_literal(StateNumbers, state_dtype=state_dtype)
     mixers = [part for part in model.modules() if isinstance(part, Mixer)]
@@ -84,7 +84,7 @@ def prepare_states(model: nn.Module, kv_cache_dtype: str, state_dtype: str) -> N
 
 
 def _matrices(mixer: Mixer) -> tuple[str, ...]:
-    """Name the states that are a real matrix for each head."""
+    """Return the names of state tensors that are one real matrix per head."""
     return tuple(
         name
         for name, spec in mixer.state_layout._asdict().items()
@@ -96,7 +96,7 @@ def _matrices(mixer: Mixer) -> tuple[str, ...]:
 
 
 def _set_codes(mixer: Mixer, names: tuple[str, ...], codes: torch.dtype, n_dims: int = 1) -> None:
-    """Let tensors of the state be vectors of codes in place of their last dimensions, whose scale they share."""
+    """Replace the last dimensions of state tensors by vectors of integer codes, each with one scale."""
     specs = {name: getattr(mixer.state_layout, name) for name in names}
     for name, spec in specs.items():
         shape = (*spec.shape[:-n_dims], quantized_size(prod(spec.shape[-n_dims:]), codes))

@@ -1,8 +1,8 @@
-"""The keys and values of attention layers in a compiled step: any number of steps, and another one in each row.
+"""Keys and values of attention layers in a compiled step; each row may hold a different number of steps.
 
-A state is a value, and a step returns a longer one. It does not copy what it holds: keys lie in memory with room for
-later steps, and a state is a view of it up to its own last step. Only the longest such view may be continued in place,
-once; anything else is copied first, with room to grow.
+A state never changes; a step returns a longer one without copying. Keys and values are in buffers with room for later
+steps, and a state is a view that ends at its own last step. Only the longest view of a buffer can be continued in
+place, and only once; any other state is first copied into a new buffer with room to grow.
 """
 
 import threading
@@ -20,23 +20,23 @@ Rows: TypeAlias = Tensor | Ragged
 
 _growing = threading.Lock()
 _LEAST_ROOM = 64
-"""Steps for which new memory has room at least; it has room for a fourth more than it is made for."""
+"""Minimum room for further steps in a new buffer; longer states get a quarter of their length."""
 
 
 class Window(NamedTuple):
-    """Where the keys and values of a layer are among a program's inputs and outputs."""
+    """Indices of a layer's keys and values in a program's inputs and outputs."""
 
     keys: int
     values: int
     next_keys: int
     next_values: int
     most: int | None
-    """Steps that the next state holds at most."""
+    """Maximum number of steps in the next state; None if unlimited."""
 
     def advance(self, inputs: list[Any], outputs: list[Any]) -> "array[int]":
-        """Put the next state into `outputs`, its last step unwritten.
+        """Put the next state into `outputs`; the kernel writes its last step.
 
-        Returns where each row's keys and values begin and how many there are with the new step: what the kernel reads.
+        Returns, for the kernel, each row's addresses of keys and values, and their number of steps, with the new one.
         """
         pairs = list(zip(parts_of(inputs[self.keys]), parts_of(inputs[self.values])))
         rows, following = array("q"), []
@@ -53,7 +53,7 @@ class Window(NamedTuple):
         return rows
 
     def fits(self, inputs: Sequence[Any], like: Sequence[Tensor], most_steps: int) -> bool:
-        """Tell whether inputs are keys and values of as many rows and such heads as those of the recording."""
+        """Return whether keys and values have the dtype, heads and number of rows of the recorded step."""
         keys, values = (parts_of(inputs[place]) for place in (self.keys, self.values))
         model, n_rows = like[self.keys], 0
         is_ragged = isinstance(inputs[self.keys], Ragged)
@@ -71,12 +71,12 @@ class Window(NamedTuple):
 
 
 def parts_of(rows: Rows) -> tuple[Tensor, ...]:
-    """Return the tensors."""
+    """Return the separate tensors of ragged rows, or the one tensor of equal rows."""
     return rows.states if isinstance(rows, Ragged) else (rows,)
 
 
 def filled_up(rows: Rows, count: int, is_window: bool) -> Rows:
-    """Append rows until there are `count`: copies of the last one, or keys and values of no steps."""
+    """Append rows until there are `count`: copies of the last row or, for a window, rows of no steps."""
     if not is_window and isinstance(rows, Tensor):
         return torch.cat((rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])))
     parts = [row for part in parts_of(rows) for row in part.split(1)]
@@ -84,20 +84,20 @@ def filled_up(rows: Rows, count: int, is_window: bool) -> Rows:
 
 
 def first_rows(rows: Rows, count: int) -> Rows:
-    """Return the first rows."""
+    """Return the first `count` rows."""
     return Ragged(rows.states[:count]) if isinstance(rows, Ragged) else rows[:count]
 
 
 def _one_longer(part: Tensor) -> Tensor:
-    """Return keys or values with one more step, whose numbers are to be written."""
+    """Return keys or values with one more step, whose contents are not yet written."""
     n_rows, n, n_heads, width = part.shape
     storage: Any = part.untyped_storage()
     with _growing:
-        shape = getattr(storage, "recurra_shape", None)  # of the longest state in this memory
+        shape = getattr(storage, "recurra_shape", None)  # of the longest state in this buffer
         if shape is not None and shape[1] < (room := shape[4]):
             strides = room * n_heads * width, n_heads * width, width, 1
             is_last = part.storage_offset() == (shape[1] - n) * strides[1] and shape[::2] == (n_rows, n_heads, room)
-            first = int(n_rows == 1)  # any stride leads from the first row to no other
+            first = int(n_rows == 1)  # with one row, its stride does not matter
             if is_last and shape[3] == width and part.stride()[first:] == strides[first:]:
                 storage.recurra_shape = (n_rows, shape[1] + 1, n_heads, width, room)
                 return part.as_strided((n_rows, n + 1, n_heads, width), strides)

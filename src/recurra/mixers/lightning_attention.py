@@ -1,4 +1,4 @@
-"""Lightning attention: linear attention with one fixed decay per head, as MiniMax-01 has it (Li et al. 2025, arXiv
+"""Lightning attention: linear attention with one fixed decay per head, as in MiniMax-01 (Li et al. 2025, arXiv
 2501.08313, section 2.2; Qin et al. 2024, "Lightning Attention-2", arXiv 2401.04658).
 """
 
@@ -29,8 +29,9 @@ class LightningAttention(Mixer):
     """y_n = W_o (sigmoid(W_g x_n) * norm(q_n h_n)), h_n = a h_{n-1} + k_n^T v_n with q, k, v = SiLU(W x).
 
     The norm divides by the root mean square of all heads' channels. The decay a = exp(-exp(log_rate)) is one number per
-    head: exp(log_rate) = 2^(-8 h / n_heads) in head h = 1, 2, ..., ALiBi's slopes. In MiniMax-01 they are constants,
-    and fall to 0 from the first layer to the last; here they are parameters, and all layers start as the first one.
+    head: exp(log_rate) = 2^(-8 h / n_heads) in head h = 1, 2, ..., ALiBi's slopes. In MiniMax-01, these rates are
+    constants that fall to 0 from the first layer to the last. Here they are parameters, and every layer starts at the
+    first layer's values.
 
     Args:
         n_heads: heads.
@@ -57,7 +58,7 @@ class LightningAttention(Mixer):
         return {self.log_rate}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
-        """Return the decay of every head and its phase, 0: the same at every step."""
+        """Return each head's decay and its phase, 0; both are the same at every step."""
         decay = self._decay().expand(*x.shape[:2], self.n_heads)
         return decay, torch.zeros_like(decay)
 
@@ -70,6 +71,6 @@ class LightningAttention(Mixer):
         heads = at_least_float32(functional.silu(self.qkv(x))).unflatten(-1, (3, self.n_heads, -1))
         q, k, v = heads.unbind(2)
         decay = mask_fill(self._decay().to(v.dtype)[:, None].expand(*v.shape[:3], 1), mask, 1)
-        y, h = gate_loop(q, k, v, decay, state=state.h)  # padding is zeros, and so are its keys
+        y, h = gate_loop(q, k, v, decay, state=state.h)  # padded inputs are 0, so their keys are, too
         y = torch.sigmoid(self.gate_projection(x)) * self.norm(y.flatten(2))
         return self.output_projection(y.to(x.dtype)), LightningAttentionState(h)

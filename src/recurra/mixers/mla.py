@@ -26,7 +26,7 @@ from recurra.ops._operator import is_any_length
 
 
 class MultiHeadLatentAttentionState(NamedTuple):
-    """Latents c, after their norm, and shared keys s, not rotated, of the last p steps, p at most window - 1."""
+    """Normalised latents c and unrotated shared keys s of the last p steps; p is at most window - 1."""
 
     latents: Float[Tensor, "B p d_latent"]
     shared_keys: Float[Tensor, "B p d_shared"]
@@ -38,16 +38,16 @@ class MultiHeadLatentAttention(Mixer):
 
     c_m = norm(W_c x_m) has `d_latent` channels for all heads, and all heads share the key s_m = W_s x_m. The state
     holds both for the last steps. (q_n, p_n) = W_q x_n is a head's query. R_t rotates pairs of channels by t theta_i,
-    and m runs over the last `window` steps up to n. A call multiplies W_k by queries or by latents, whichever is less
-    work.
+    and m runs over the last `window` steps up to n. A call multiplies W_k by the queries or by the latents,
+    depending on which costs less.
 
     Args:
         n_heads: heads.
-        d_head: channels of a head that its keys have from the latent; d_model / n_heads if None.
+        d_head: channels of a head's keys that are computed from the latent; d_model / n_heads if None.
         d_value: channels of a head's values; `d_head` if None.
         d_latent: channels of c; 4 d_head, as published, if None.
         d_shared: channels of s, an even number if they are rotated; about d_head / 2, as published, if None.
-        d_query_latent: channels of a normalised vector that the queries are made of; None: they are made of x.
+        d_query_latent: channels of a normalised latent from which queries are computed; None computes them from x.
         rotation_base: base of the angles theta_i = base^(-2i / d_shared); None for no positions, as in Kimi Linear.
         window: number of steps that a step attends to, itself included. None keeps all steps: the state and the time
             per step then grow with every step.
@@ -116,7 +116,7 @@ class MultiHeadLatentAttention(Mixer):
         latents: Float[Tensor, "B K d_latent"],
         shared_keys: Float[Tensor, "B K d_shared"],
     ) -> Float[Tensor, "B L H d_value"]:
-        """Attend from the last L of K steps."""
+        """Attend from the last L steps to all K steps, within the window."""
         n_queries, n_keys, dtype = queries.shape[1], latents.shape[1], queries.dtype
         queries, positioned = queries.split([self.d_head, self.d_shared], -1)
         if self.rotation_base is not None:
@@ -129,7 +129,7 @@ class MultiHeadLatentAttention(Mixer):
         return attend(queries, positioned, latents, shared_keys)
 
     def _has_few_queries(self, n_queries: int, n_keys: int) -> bool:
-        """Whether products of queries with latents are less work than keys and values of all steps."""
+        """Whether multiplying queries by latents costs less than computing the keys and values of all steps."""
         if is_any_length(n_keys):
             return False
         per_step = self.d_latent * (self.d_head + self.d_value)
@@ -145,7 +145,7 @@ class MultiHeadLatentAttention(Mixer):
         return windowed_attention(queries, keys, values, self.window, dropout).transpose(1, 2)
 
     def _by_latents(self, queries: Tensor, positioned: Tensor, latents: Tensor, shared_keys: Tensor) -> Tensor:
-        """The same, with all heads' queries as rows of one product with latents."""
+        """Attend to the latents themselves: the queries of all heads are rows of one matrix product."""
         of_keys, of_values = self.expansion.weight.unflatten(0, (self.n_heads, -1)).split(
             [self.d_head, self.d_value], 1
         )

@@ -1,4 +1,4 @@
-"""Zamba2's hybrid layer: attention and a feed-forward network that several layers share, before Mamba-2 (Glorioso et
+"""Zamba2's hybrid layer: shared attention and a shared feed-forward network, before each layer's Mamba-2 (Glorioso et
 al. 2024, "The Zamba2 Suite", arXiv 2411.15242, section 2).
 """
 
@@ -19,7 +19,7 @@ from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionStat
 
 
 class _Adapted(nn.Module):
-    """W x, with a matrix that several layers may share, plus B_i A_i x of the layer's own for each part of the rows."""
+    """W x + B_i A_i x: W may be shared between layers; each layer has its own B_i A_i for each part i of the rows."""
 
     def __init__(self, n_in: int, sizes: Sequence[int], rank: int | None) -> None:
         super().__init__()
@@ -36,24 +36,24 @@ class _Adapted(nn.Module):
 
 @register_mixer("zamba2")
 class Zamba2(Mixer):
-    """y = Mamba2(norm(x + W F(norm(attention(norm([x, e])))))), where e are the model's embedded tokens.
+    """y = Mamba2(norm(x + W F(norm(attention(norm([x, e])))))), where e is the model's token embedding.
 
-    x is the residual stream itself. F(u) = W_down (GELU(W_gate u) * W_up u). The attention reads 2 d_model channels,
-    and its scores are divided by sqrt(d_head / 2). In a model, every `n_shared`-th mixer of this name has the same
-    attention and F with their norms; each has its own Mamba-2 and W, and adds products of rank `rank` to W_gate and
-    W_up. A mixer by itself takes x for e.
+    x is the residual stream, before any norm. F(u) = W_down (GELU(W_gate u) * W_up u). The attention reads 2 d_model
+    channels, and its scores are divided by sqrt(d_head / 2). In a model, every `n_shared`-th `zamba2` mixer shares
+    attention and F, with their norms; each has its own Mamba-2 and W, and adds products of rank `rank` to W_gate and
+    W_up. A mixer outside a model uses x as e.
 
     Args:
-        d_state, d_conv, d_inner, n_groups, least_step: as those of `mamba2`; d_inner is 2 d_model if None.
-        n_mamba_heads: heads of Mamba-2, its `n_heads`.
-        n_heads, n_kv_heads, rotated_share, window, rotation_base, dropout: as those of `rotary-attention`; a head has
+        d_state, d_conv, d_inner, n_groups, least_step: as in `mamba2`; d_inner is 2 d_model if None.
+        n_mamba_heads: heads of Mamba-2 (`n_heads` in `mamba2`).
+        n_heads, n_kv_heads, rotated_share, window, rotation_base, dropout: as in `rotary-attention`; a head has
             2 d_model / n_heads channels.
         d_hidden: channels of W_gate u; 4 d_model if None.
-        rank: rank of what a layer adds to the shared matrices.
-        adapts_attention: whether it also adds to those of queries, keys and values.
-        n_shared: different attentions in a model, which take turns.
-        norm_epsilon: added to the mean square in the norms but for Mamba-2's own, which adds 1e-5.
-        layer: which of the mixers of this name in a model it is, counted from 1 by the model; None for one by itself.
+        rank: rank of the matrices that each layer adds to the shared ones.
+        adapts_attention: whether layers also add to the shared projections to queries, keys and values.
+        n_shared: number of shared attention blocks in a model; layers use them in turn.
+        norm_epsilon: added to the mean square in the norms, except in Mamba-2's own norm, which adds 1e-5.
+        layer: number of this mixer among a model's `zamba2` mixers, from 1, set by the model; None outside a model.
     """
 
     masks_products = True
@@ -143,7 +143,7 @@ class Zamba2(Mixer):
     def transition(
         self, x: Float[Tensor, "B L d_in"], state: Mamba2AttentionState | None
     ) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
-        """Return those of Mamba-2."""
+        """Return Mamba-2's transition."""
         state = self.initial_state(len(x)) if state is None else state
         return self.mamba.transition(self._entering_mamba(x, state)[0])
 

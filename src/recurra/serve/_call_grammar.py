@@ -1,8 +1,8 @@
-"""Grammars of answers that call tools, so that the arguments fulfil their schemas.
+"""Grammars for answers with tool calls whose arguments must fulfil their schemas.
 
-A call as JSON has its arguments as one object, for which llguidance compiles the schema. A call as XML has each
-argument by itself: texts as they are, everything else as JSON. Conditions on such a text, or on several arguments
-together, cannot be met and are refused.
+In a JSON call, the arguments are one object, for which llguidance compiles the schema. In an XML call, each argument
+is separate: strings are written without quotes, everything else as JSON. Conditions on such a string, or on several
+arguments together, cannot be enforced and are refused.
 """
 
 import json
@@ -33,11 +33,11 @@ _KEY = re.compile(r"[^<>\n]{1,200}")
 
 
 def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
-    """Return the grammar of an answer; None if nothing constrains it. Raises ApiError for schemas that cannot be met.
+    """Return the grammar of an answer; None if it is unconstrained. Raises ApiError for unsupported schemas.
 
     Args:
-        form: the answer must call a tool, or may call tools of which some are strict.
-        ends: texts that end an answer and consist of several tokens.
+        form: constrained if a tool must be called or is strict.
+        ends: strings of several tokens that end an answer.
     """
     if form.calls is None or not (form.is_forced or any(tool.strict for tool in form.tools)):
         return None
@@ -81,7 +81,7 @@ def _json_rule(name: str, function: str, schema: dict[str, Any]) -> str:
 
 
 def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None) -> list[str]:
-    """Return the rules of a call whose arguments come in the order of the schema; any arguments if it is None."""
+    """Return the rules of a call, with arguments in the schema's order; if `schema` is None, any arguments."""
     begin, end = _text(f"\n{FUNCTION}{tool.name}>\n"), _text(f"{END_FUNCTION}\n{END_CALL}")
     if schema is None:
         argument = f'{_text(PARAMETER)} /[A-Za-z0-9_.-]{{1,64}}/ ">\\n" value "\\n"'
@@ -105,7 +105,7 @@ def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None) -> list[str
 
 
 def _value(schema: Any, root: dict[str, Any], which: str) -> str:
-    """Return the rule of an argument and the tag after it."""
+    """Return the rule for an argument's value and its closing tag."""
     found = {} if schema is True else resolved(schema, root)
     several = [found.get(key, []) for key in ("anyOf", "oneOf")] if isinstance(found, dict) else [None]
     options = [found, *(resolved(one, root) for some in several if isinstance(some, list) for one in some)]
@@ -116,7 +116,7 @@ def _value(schema: Any, root: dict[str, Any], which: str) -> str:
     if values and isinstance(values, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         if tag := next((tag for tag in (END_PARAMETER, END_FUNCTION) if any(tag in text for text in texts)), None):
-            raise _refused(which, f"a value with {tag}", "values without it")  # which would end there
+            raise _refused(which, f"a value with {tag}", "values without it")  # the value would end there
         return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
     if types and "string" not in types:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}

@@ -1,4 +1,4 @@
-"""JSON schemas of answers: the types that they name, and those that no value fulfils."""
+"""JSON schemas of answers: the types they allow, and schemas that no finite value fulfils."""
 
 import json
 from typing import Any
@@ -8,11 +8,11 @@ from recurra.checks import sentence
 from recurra.serve._http import ApiError
 
 _MOST_SCHEMAS = 10_000
-"""That are looked at for the types of one argument."""
+"""Limit on the schemas searched for the types of one argument."""
 
 
 def typed(values: dict[str, str], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with the types of their schema. A text that is no value of its types stays a text."""
+    """Convert arguments to the types in their schema. A text that cannot be converted stays a string."""
     known = schema.get("properties")
     known = known if isinstance(known, dict) else {}
     return {key: _typed(text, types_of(known.get(key), schema)) for key, text in values.items()}
@@ -21,10 +21,10 @@ def typed(values: dict[str, str], schema: dict[str, Any]) -> dict[str, Any]:
 def _typed(text: str, types: set[str]) -> Any:
     if types <= {"string"}:
         return text
-    words = {"True": True, "False": False, "None": None}  # which templates write for values in earlier calls
+    words = {"True": True, "False": False, "None": None}  # Python's spelling, which templates use in earlier calls
     try:
         value = words[text.strip()] if text.strip() in words else json.loads(text, parse_constant=refuse_constant)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # without halves of surrogate pairs
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # refuses unpaired surrogates
     except (ValueError, RecursionError):
         return text
     return text if isinstance(value, str) or ("string" in types and not _type_of(value) & types) else value
@@ -35,7 +35,7 @@ def refuse_constant(name: str) -> None:
 
 
 def _type_of(value: Any) -> set[str]:
-    """Return JSON schema's words for the type of a value."""
+    """Return the JSON schema types of a value."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, (int, float)):
@@ -45,7 +45,7 @@ def _type_of(value: Any) -> set[str]:
 
 
 def types_of(schema: Any, root: dict[str, Any]) -> set[str]:
-    """Return the types that a schema names; none if it leaves them open. The time is linear in the schema's size."""
+    """Return the types that a schema allows; empty if it does not restrict them. Linear in the schema's size."""
     found: set[str] = set()
     waiting, seen = [schema], set()
     for _ in range(_MOST_SCHEMAS):
@@ -78,7 +78,7 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
 
 
 def require_finite(name: str, schema: Any, param: str) -> None:
-    """Raise ApiError, which calls a schema `name`, if it leads to one that no finite value fulfils."""
+    """Raise ApiError if the schema, called `name` in the message, contains one that no finite value fulfils."""
     if (place := endless(schema)) is not None:
         got, expected = f"endless at {place}", "one that finite values fulfil"
         hint = "there it needs itself, by references and required members alone"
@@ -86,14 +86,14 @@ def require_finite(name: str, schema: Any, param: str) -> None:
 
 
 def endless(schema: Any) -> str | None:
-    """Return where a schema leads to one that no finite value fulfils; None if it does not. The time is linear.
+    """Return the path to a part of the schema that no finite value fulfils; None if there is none. Linear time.
 
-    Such a schema needs itself, by references, options and required members alone. A grammar of it has no end.
+    Such a part requires itself through references, alternatives and required members. Its grammar never terminates.
     """
     root = schema if isinstance(schema, dict) else {}
-    origins: dict[int, tuple[int, str]] = {id(schema): (0, "#")}  # from which schema each was found, and its name there
+    origins: dict[int, tuple[int, str]] = {id(schema): (0, "#")}  # each schema's parent, and its name there
     waiting = [schema]
-    n_open: dict[int, int] = {}  # needs of a schema of which no alternative is known to be finite
+    n_open: dict[int, int] = {}  # a schema's requirements not yet known to be finite
     users: dict[int, list[tuple[int, int]]] = {}
     while waiting:
         parent = waiting.pop()
@@ -106,7 +106,7 @@ def endless(schema: Any) -> str | None:
                     origins[id(part)] = id(parent), name
                     waiting.append(part)
     finite, met = [one for one, n in n_open.items() if not n], set()
-    for one in finite:  # which grows
+    for one in finite:  # grows during the loop
         for user in users.get(one, ()):
             if user not in met:
                 met.add(user)
@@ -123,9 +123,9 @@ _Parts = list[tuple[str, Any]]
 
 
 def _parts(schema: Any, root: dict[str, Any]) -> tuple[list[_Parts], _Parts]:
-    """Return the schemas that one needs, as lists of which one has to be finite, and others in it, with their places.
+    """Return the parts a schema requires (lists of alternatives, one of which must be finite) and its other parts.
 
-    A schema of several types needs no members: it is taken for one whose value may be of another type.
+    Each part comes with its path. A schema of several types requires no members: its value may have another type.
     """
     if not isinstance(schema, dict):
         return [], []
@@ -153,7 +153,7 @@ def _parts(schema: Any, root: dict[str, Any]) -> tuple[list[_Parts], _Parts]:
 
 
 def _referred(where: str, root: dict[str, Any]) -> Any:
-    """Return what a reference leads to: None if it is not in the schema itself."""
+    """Return the target of a reference; None if it is not within the same schema."""
     base, _, pointer = where.partition("#")
     found: Any = root if base in ("", root.get("$id")) else None
     for step in pointer.split("/")[1:]:

@@ -1,4 +1,4 @@
-"""Answers of chats taken apart: reasoning, text, and calls of tools in the formats of Hermes and Qwen.
+"""Parse chat answers into reasoning, text and tool calls, in the formats of Hermes and Qwen.
 
     <think>...</think>
     <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>
@@ -44,11 +44,11 @@ Reasoning = Literal["none", "possible", "open"]
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What a chat template says about answers.
+    """The answer format that a chat template describes.
 
     Args:
-        calls: the format of calls; None if the template describes none that is known.
-        reasons: whether it has tags of reasoning.
+        calls: the format of calls; None if the template describes no known one.
+        reasons: whether it has reasoning tags.
     """
 
     calls: Calls | None = None
@@ -72,13 +72,13 @@ class Tool(NamedTuple):
     """A function that the model may call."""
 
     name: str
-    parameters: dict[str, Any]  # a JSON schema of its arguments
+    parameters: dict[str, Any]  # JSON schema of the arguments
     strict: bool = False
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool, the `index`-th of an answer; arguments: a JSON object."""
+    """A tool call, number `index` in its answer, counted from 0. `arguments` is a JSON object as text."""
 
     name: str
     arguments: str
@@ -86,11 +86,11 @@ class Call:
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
     def json(self) -> dict[str, Any]:
-        """Return the call as a message has it."""
+        """Return the call in the form of a complete message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
     def deltas(self) -> list[dict[str, Any]]:
-        """Return the call as a stream has it: the name first, then the arguments."""
+        """Return the call as two streaming deltas: the name, then the arguments."""
         begin = {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": ""}}
         return [{"index": self.index, **begin}, {"index": self.index, "function": {"arguments": self.arguments}}]
 
@@ -104,14 +104,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What the answer of a chat may consist of.
+    """What a chat answer may contain.
 
     Args:
-        reasoning: whether it begins with reasoning.
-        calls: the format of calls; None if there are none.
-        tools: those that may be called.
-        is_forced: whether it must call one.
-        several: whether it may call more than one.
+        reasoning: whether the answer begins with reasoning.
+        calls: the format of calls; None if calls are not allowed.
+        tools: tools that may be called.
+        is_forced: whether the answer must call a tool.
+        several: whether it may contain more than one call.
     """
 
     reasoning: Reasoning = "none"
@@ -122,21 +122,21 @@ class AnswerForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is text alone."""
+        """Whether the answer is only text, without reasoning or calls."""
         return self.reasoning == "none" and self.calls is None
 
     def require_no_tools(self, *fields: str) -> None:
-        """Raise ApiError if there are tools beside a field that constrains the text."""
+        """Raise ApiError if tools are combined with a field that constrains the text."""
         if fields and self.calls is not None:
             message = f"tools and {fields[0]} are both given; expected one of them, or tool_choice 'none'"
             raise ApiError(400, message, param=fields[0])
 
 
 class AnswerReader:
-    """Takes an answer apart while it is generated.
+    """Parses an answer while it is generated.
 
-    Text is passed on as soon as it cannot belong to a tag. A call is passed on when it is complete; what begins like
-    a call but is none, or is cut off, is text. White space beside tags is dropped, up to 64 characters. The time is
+    Text is passed on as soon as it cannot belong to a tag. A call is passed on when it is complete; a
+    malformed or truncated call is text. White space next to tags is dropped, up to 64 characters. The time is
     linear in the length of the answer: no text is read twice.
     """
 
@@ -152,7 +152,7 @@ class AnswerReader:
         next(self._steps)
 
     def add(self, text: str, is_last: bool = False) -> list[Piece | Call]:
-        """Return what the next text, or the last, settles."""
+        """Return the pieces and calls that `text` completes."""
         self._text += text
         self._is_over = is_last
         next(self._steps, None)
@@ -180,7 +180,7 @@ class AnswerReader:
             self._found.append(Piece(self._space, self._is_reasoning))
 
     def _read_reasoning(self) -> Generator[None, None, None]:
-        """Read up to the end of the reasoning. Calls in it are part of it, unless it has no end."""
+        """Read to the end of the reasoning. Calls in it are part of it, unless it has no closing tag."""
         self._pass_tag(is_reasoning=True)
         tags = (END_THINK,) if self._form.calls is None else (END_THINK, CALL)
         tag, begin = (yield from self._until(*tags)), self._at
@@ -205,7 +205,7 @@ class AnswerReader:
         self._is_reasoning, self._space, self._is_after_tag = is_reasoning, "", True
 
     def _put(self, text: str) -> None:
-        """Pass on text, but for white space, which the next tag may follow."""
+        """Pass on text; hold back trailing white space, which is dropped if a tag follows."""
         text = self._space + text
         text = text.lstrip() if self._is_after_tag else text
         settled = text.rstrip()
@@ -217,7 +217,7 @@ class AnswerReader:
             self._found.append(Piece(settled, self._is_reasoning))
 
     def _until(self, *tags: str) -> Generator[None, None, str | None]:
-        """Pass on the text before the first of some tags, and return the tag; None if there is none."""
+        """Pass on the text before the first of `tags`, and return that tag; None if there is none."""
         while True:
             self._text, self._at = self._text[self._at :], 0
             places = [(place, tag) for tag in tags if (place := self._text.find(tag)) >= 0]
@@ -232,12 +232,12 @@ class AnswerReader:
         return tag
 
     def _n_begun(self, tags: tuple[str, ...]) -> int:
-        """Return the length of the end of the text that may begin a tag."""
+        """Return the length of the longest suffix of the text that is the beginning of a tag."""
         lengths = (n for tag in tags for n in range(1, len(tag)) if self._text.endswith(tag[:n]))
         return max(lengths, default=0)
 
     def _find(self, tag: str) -> Generator[None, None, str | None]:
-        """Go to a tag, which is returned; None if it does not come."""
+        """Move to the next `tag` and return it; None if there is none."""
         while (place := self._text.find(tag, self._at)) < 0:
             self._at = max(self._at, len(self._text) - len(tag) + 1)
             if not (yield from self._more()):
@@ -246,7 +246,7 @@ class AnswerReader:
         return tag
 
     def _literal(self, *words: str) -> Generator[None, None, str | None]:
-        """Pass white space and one of some words, which is returned; None if something else comes."""
+        """Skip white space and one of `words`, and return that word; None if something else follows."""
         while True:
             match = _SPACE.match(self._text, self._at)
             begin = self._at if match is None else match.end()
@@ -271,7 +271,7 @@ class AnswerReader:
             elif match.group() == '"':
                 if not (yield from self._pass_string()):
                     return None
-            elif match.group() == "<":  # which no JSON has outside of a string
+            elif match.group() == "<":  # never valid JSON outside a string
                 self._at -= 1
                 return None
             else:
@@ -280,7 +280,7 @@ class AnswerReader:
         return _json_call(text) if (yield from self._literal(END_CALL)) is not None else None
 
     def _pass_string(self) -> Generator[None, None, bool]:
-        """Go to the end of a string of JSON; return False if it has none."""
+        """Move to the end of a JSON string; return False if it is not closed."""
         while True:
             match = _STRING_END.search(self._text, self._at)
             self._at = len(self._text) if match is None else match.start()
@@ -308,7 +308,7 @@ class AnswerReader:
         return Call(name, json.dumps(typed(values, schema), ensure_ascii=False))
 
     def _name(self) -> Generator[None, None, str | None]:
-        """Pass a name and the bracket after it."""
+        """Read a name and the bracket after it; None if there is none."""
         while (match := _NAME.match(self._text, self._at)) is None:
             if _NAME_SO_FAR.fullmatch(self._text, self._at) is None or not (yield from self._more()):
                 return None
@@ -316,7 +316,7 @@ class AnswerReader:
         return match.group()[:-1]
 
     def _value(self) -> Generator[None, None, str | None]:
-        """Pass a value and the tag after it. The tag ends it only where another argument, or nothing, follows."""
+        """Read a value and its closing tag, which counts only if another argument or the end of the call follows."""
         begin = self._at
         while (match := _VALUE_END.search(self._text, self._at)) is None:
             self._at = max(self._at, len(self._text) - _LONGEST_VALUE_END)
@@ -327,14 +327,14 @@ class AnswerReader:
 
 
 def _json_call(text: str) -> Call | None:
-    """Return the call that JSON describes; None if it is none."""
+    """Return the call in a JSON text; None if it is not a valid call."""
     try:
         found = json.loads(text, parse_constant=refuse_constant)
         name, arguments = found.get("name"), found.get("arguments", found.get("parameters", {}))
         if not (isinstance(name, str) and name and isinstance(arguments, dict)):
             return None
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + written).encode()  # a ValueError: half of a surrogate pair is no text
+        (name + written).encode()  # ValueError for an unpaired surrogate
         return Call(name, written)
     except (ValueError, RecursionError):
         return None

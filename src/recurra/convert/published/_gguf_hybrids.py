@@ -1,4 +1,4 @@
-"""llama.cpp's hybrids and RWKV-7: Granite 4.0, Falcon-H1, LFM2, Qwen3.5."""
+"""GGUF files of hybrids and of RWKV-7: Granite 4.0, Falcon-H1, LFM2, Qwen3.5."""
 
 import math
 import re
@@ -38,13 +38,13 @@ _BLOCK = r"model\.layers\.(?P<block>\d+)\."
 
 
 def _split(own: str, *names: str) -> Rule:
-    """Two layers of a block that lie above each other in transformers, by llama.cpp's names."""
+    """Rule for a weight that transformers stacks along its rows and llama.cpp splits into `names`."""
     theirs = tuple(rf"blk.\g<block>.{name}" for name in names)
     return Rule(rf"{_BLOCK}{own}", theirs, lambda *t: torch.cat(t, -2), lambda t: t.chunk(2, -2))
 
 
 def _renamed(own: str, name: str) -> Rule:
-    """A tensor of a block that the package gguf does not know by transformers' name."""
+    """Rule for a block's tensor whose transformers name the package gguf does not map."""
     return Rule(rf"{_BLOCK}{own}", (rf"blk.\g<block>.{name}",))
 
 
@@ -63,7 +63,7 @@ _GRANITE_SCALES = {
 
 
 def _rotation(settings: Settings, d_head: int, least: int | None = None) -> Entries:
-    """Take how a head's channels turn, at least so many of them (all if None), and refuse what stretches positions."""
+    """Read rotary positions, which rotate `least` or more channels per head (None: all); refuse scaled positions."""
     settings.only(**{"rope.scaling.type": "none", "rope.scaling.factor": (1.0, 0.0), "rope.scale_linear": (1.0, 0.0)})
     n_turned = settings.size("rope.dimension_count", d_head, least=d_head if least is None else least, most=d_head)
     share = n_turned / d_head
@@ -141,7 +141,7 @@ def _rules_of_granite(entries: Entries) -> list[Rule]:
 
 
 def _pairs(n_heads: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Between a head's channels as halves that turn together, and as pairs, which llama.cpp has in some models."""
+    """Convert rotary channels from halves to interleaved pairs, which llama.cpp uses in some models, and back."""
 
     def to(tensor: Tensor) -> Tensor:
         return tensor.unflatten(0, (n_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -232,13 +232,13 @@ def _write_qwen3_5(entries: Entries) -> dict[str, Any]:
         "full_attention_interval": interval,
         "rope.freq_base": _base(entries),
         "rope.dimension_count": n_turned,
-        # which third of the angles turns with the position in time and which with those in an image, equal in a text
+        # M-RoPE: angles for time, height and width, a third each; all three positions are equal in text
         "rope.dimension_sections": [(n_turned // 2 + 2 - axis) // 3 for axis in range(3)] + [0],
     }
 
 
 def _rules_of_qwen3_5(entries: Entries) -> list[Rule]:
-    """Norms are whole scales, and the heads of values that share keys lie apart."""
+    """Norm weights include the 1 that transformers adds, and value heads that share keys are not adjacent."""
     n_groups, d_v = entries["linear_num_key_heads"], entries["linear_value_head_dim"]
     shared_by, d_keys = entries["linear_num_value_heads"] // n_groups, 2 * n_groups * entries["linear_key_head_dim"]
 
@@ -317,7 +317,7 @@ def _rules_of_rwkv7(block: Block) -> list[Rule]:
 
 
 def _ranks_of_rwkv7(entries: Entries) -> dict[str, tuple[str, int]]:
-    """Entries of config.json and their values, by keys of the metadata."""
+    """Map metadata keys of the LoRA ranks to entries of config.json and their values."""
     usual = usual_ranks(entries["hidden_size"], entries["head_dim"])
     names = zip(("decay", "iclr", "value_residual_mix", "gate"), RANKS.items(), strict=True)
     return {f"attention.{key}_lora_rank": (entry, entries.get(entry) or usual[own]) for key, (own, entry) in names}
@@ -331,7 +331,7 @@ def _write_rwkv7(entries: Entries) -> dict[str, Any]:
 
 
 def _dummy(key: str, name: str, own: str, theirs: str) -> Rule:
-    """A tensor of the first block that llama.cpp also wants as one of the value residual, which that block lacks."""
+    """Rule that writes a first-block tensor twice: llama.cpp also expects value-residual weights, which it lacks."""
     names = (theirs + name, theirs + name.replace("a", "v", 1))
     return Rule(re.escape(own + key), names, lambda rate, _: rate, lambda rate: (rate, rate))
 

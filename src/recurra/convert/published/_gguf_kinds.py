@@ -1,7 +1,7 @@
-"""What an architecture of llama.cpp says of config.json, and how its tensors lie; Mamba, Falcon Mamba, Mamba-2, Jamba.
+"""llama.cpp's architectures: their metadata as config.json, and their tensors; Mamba, Falcon Mamba, Mamba-2, Jamba.
 
-Metadata and tensors are those that llama.cpp's own converter writes. It keeps A, which is -exp(A_log), and folds in
-what transformers adds or multiplies by.
+Metadata and tensors are those that llama.cpp's own converter writes. It stores A = -exp(A_log), and folds constants
+that transformers adds or multiplies by into the weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ from recurra.convert.published._settings import Settings
 Entries = dict[str, Any]
 INNER, KV_HEADS = "ssm.inner_size", "attention.head_count_kv"
 _MOST = 2**24
-"""The largest size of anything but the vocabulary: some are made into lists before any tensor is compared."""
+"""Limit on all sizes except the vocabulary's: some become lists before any tensor is checked."""
 _MOST_CONTEXT = 2**18
-"""What files give as the longest context, for which llama.cpp wants a number."""
+"""Context length written to files: llama.cpp requires a number."""
 
 
 class Kind(NamedTuple):
@@ -35,34 +35,34 @@ class Kind(NamedTuple):
     epsilon: tuple[str, str]
     """The key and the entry of the norms' epsilon."""
     read: Callable[[Settings, Entries], Entries]
-    """Makes the other entries of the metadata and the entries so far."""
+    """Makes the other entries, from the metadata and the entries so far."""
     write: Callable[[Entries], dict[str, Any]]
-    """Makes the other metadata, or refuses what llama.cpp does not have."""
+    """Makes the other metadata, or refuses what llama.cpp does not support."""
     rules: Callable[[Entries], list[Rule]]
-    """Tensors of transformers (`own`) that lie otherwise (`theirs`, by names that the package gguf knows)."""
+    """Tensors whose layout differs: transformers' names (`own`), and names that the package gguf knows (`theirs`)."""
     has: Callable[[set[str]], Entries] = lambda names: {}
-    """Entries that only the names of the tensors in a file tell."""
+    """Entries that follow only from the names of the tensors in a file."""
 
     def entries(self, settings: Settings, names: set[str], vocab_size: int) -> Entries:
-        """Make the entries of config.json of a file's metadata and the names of its tensors."""
+        """Return the entries of config.json, from a file's metadata and the names of its tensors."""
         entries: Entries = {"model_type": self.model_type, "vocab_size": vocab_size}
         entries |= {entry: settings.size(key, most=_MOST) for key, entry in self.sizes.items()}
         n_ahead = settings.size("nextn_predict_layers", 0, least=0, most=entries["num_hidden_layers"] - 1)
-        entries["num_hidden_layers"] -= n_ahead  # the last ones, which predict tokens further ahead
+        entries["num_hidden_layers"] -= n_ahead  # the last layers, for multi-token prediction
         key, entry = self.epsilon
         entries[entry] = number(settings, key)
         entries["tie_word_embeddings"] = "output.weight" not in names
         return entries | self.has(names) | self.read(settings, entries)
 
     def metadata(self, entries: Entries) -> dict[str, Any]:
-        """Make the metadata of the entries of config.json."""
+        """Return the metadata for entries of config.json."""
         key, entry = self.epsilon
         sizes = {key: entries[entry] for key, entry in self.sizes.items()}
         return {"context_length": _MOST_CONTEXT, **sizes, key: float(entries[entry]), **self.write(entries)}
 
 
 def number(settings: Settings, key: str, default: float | None = None) -> float:
-    """Take a number of 32 bits as the decimal fraction that it stands for: 1e-05 is another number in float64."""
+    """Read a float32 as its shortest decimal: 1e-05 in float32, cast to float64, is not 1e-05."""
     return float(str(np.float32(settings.number(key, default))))
 
 
@@ -78,7 +78,7 @@ def log_of_decay(tensor: Tensor) -> Tensor:
 
 
 def rule(own: str, name: str, to: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Rule:
-    """One tensor that lies otherwise; `name` is what stands for the last part of its own name."""
+    """Rule for a tensor with another layout; `name` replaces the last part of its transformers name."""
     return Rule(rf"(?P<front>.*\.){own}", (rf"\g<front>{name}",), back, lambda tensor: (to(tensor),))
 
 
@@ -88,7 +88,7 @@ _OF_MAMBA = [rule("A_log", "A_log", decay, log_of_decay), _CONVOLUTION]
 
 
 def rules_of_mamba2(entries: Entries) -> list[Rule]:
-    """A and D are columns, and the norm has a row for each group."""
+    """A and D are columns, and the norm's weight has one row per group."""
     n_groups: int = entries.get("n_groups") or entries["mamba_n_groups"]
     return [
         rule("A_log", "A_log", lambda t: decay(t)[:, None], lambda t: log_of_decay(t[:, 0])),
@@ -143,21 +143,21 @@ def _read_mamba2(settings: Settings, entries: Entries) -> Entries:
 
 
 def size_of_head(entries: Entries) -> int:
-    """The channels of a head where nothing else says it."""
+    """Return the default channels per head, d_model / n_heads."""
     d_model, n_heads = entries["hidden_size"], entries["num_attention_heads"]
     require(d_model % n_heads == 0, "attention.head_count", n_heads, f"a divisor of embedding_length = {d_model}")
     return int(d_model // n_heads)
 
 
 def require_usual_head(entries: Entries) -> int:
-    """Refuse to write heads of another size than llama.cpp takes them to have."""
+    """Return the head size; raise if it is not the one that llama.cpp assumes, d_model / n_heads."""
     usual, d_head = size_of_head(entries), entries["head_dim"]
     require(d_head == usual, "d_head", d_head, f"d_model / n_heads = {usual}, as in llama.cpp")
     return usual
 
 
 def take_attention(settings: Settings, entries: Entries) -> tuple[list[bool], int | None]:
-    """Take where a model attends, and with how many heads of keys and values."""
+    """Read which layers are attention layers, and their number of key and value heads."""
     heads, n_layer = settings.numbers(KV_HEADS) or [], entries["num_hidden_layers"]
     require(len(heads) == n_layer, KV_HEADS, heads, f"a number for each of {n_layer} layers")
     return [n_heads > 0 for n_heads in heads], max(heads) or None
@@ -202,7 +202,7 @@ _MAMBA = Kind(
     lambda entries: _OF_MAMBA,
 )
 MAMBAS = [
-    _MAMBA._replace(model_type="falcon_mamba"),  # whose files say mamba, too
+    _MAMBA._replace(model_type="falcon_mamba"),  # its files also have the architecture mamba
     _MAMBA,
     Kind(
         "mamba2",

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file: `tokenizer.ggml.*` as llama.cpp reads it, and the whole tokenizer.json beside it."""
+"""The tokenizer in a GGUF file: `tokenizer.ggml.*` as llama.cpp reads it, and a copy of tokenizer.json."""
 
 import json
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ _CUTS: dict[str, list[Any]] = {
     "qwen2": [_split(_WORDS % ""), _BYTES_ALONE],
     "falcon": [pre_tokenizers.Punctuation("contiguous"), _BYTES, _DIGITS, _split("[0-9][0-9][0-9]")],
 }
-"""How a text is cut into words, by llama.cpp's name."""
+"""Pre-tokenizers (how a text is split into words), by llama.cpp's names."""
 _ALIASES = {"mpt": "gpt-2", "olmo": "gpt-2", "jais": "gpt-2", "phi-2": "gpt-2", "falcon3": "llama-bpe"}
 
 
 def read_tokenizer(metadata: Mapping[str, Any], path: str) -> BytePairEncoding | None:
-    """Make the tokenizer of a GGUF file's metadata; None if it has none."""
+    """Build the tokenizer from a GGUF file's metadata; None if it has none."""
     name = f"the tokenizer in {path}"
     if isinstance(whole := metadata.get(_KEYS.HF_JSON), str):
         return BytePairEncoding.from_json(whole, name)
@@ -47,7 +47,7 @@ def read_tokenizer(metadata: Mapping[str, Any], path: str) -> BytePairEncoding |
         return None
     read = choose(f"{_KEYS.MODEL} in {path}", {"gpt2": _read_bytes, "llama": _read_pieces}, kind)
     words, types = _list(metadata, _KEYS.LIST, str, path), _list(metadata, _KEYS.TOKEN_TYPE, int, path)
-    while types and types[-1] == TokenType.UNUSED:  # rows that fill up the table
+    while types and types[-1] == TokenType.UNUSED:  # padding of the vocabulary
         types.pop()
     words = words[: len(types)]
     try:
@@ -78,8 +78,8 @@ def _list(metadata: Mapping[str, Any], key: str, kind: type, path: str) -> list[
 
 
 def _read_bytes(metadata: Mapping[str, Any], words: list[str], _: list[int], path: str) -> tuple[Tokenizer, bool]:
-    """Byte pairs as of GPT-2, and whether a text has a first token."""
-    cuts = str(metadata.get(_KEYS.PRE, "gpt-2"))  # older files do not say
+    """Return GPT-2's byte-level BPE, and whether texts begin with a start token by default."""
+    cuts = str(metadata.get(_KEYS.PRE, "gpt-2"))  # older files lack the key
     cuts = _ALIASES.get(cuts, cuts)
     parts = choose(f"{_KEYS.PRE} in {path}", _CUTS, cuts)
     merges = [pair.partition(" ")[::2] for pair in _list(metadata, _KEYS.MERGES, str, path)]
@@ -91,7 +91,7 @@ def _read_bytes(metadata: Mapping[str, Any], words: list[str], _: list[int], pat
 
 
 def _read_pieces(metadata: Mapping[str, Any], words: list[str], types: list[int], path: str) -> tuple[Tokenizer, bool]:
-    """SentencePiece's byte pairs: two pieces that are one of the table become it, that of the highest score first."""
+    """SentencePiece's BPE: two pieces merge if the result is in the vocabulary, the highest score first."""
     numbers, merges = {word: number for number, word in enumerate(words)}, []
     for word, kind, score in zip(words, types, _list(metadata, _KEYS.SCORES, float, path), strict=False):
         halves = [(word[:end], word[end:]) for end in range(1, len(word))] if kind == TokenType.NORMAL else []
@@ -109,7 +109,7 @@ def _read_pieces(metadata: Mapping[str, Any], words: list[str], types: list[int]
 
 
 def write_tokenizer(writer: GGUFWriter, tokenizer: TextEncoder | None, n_rows: int) -> None:
-    """Write a tokenizer for a model of `n_rows` tokens; those that it lacks become unused ones."""
+    """Write a tokenizer for a model of `n_rows` tokens; ids without a token become unused tokens."""
     content = json.loads(tokenizer.to_json()) if isinstance(tokenizer, BytePairEncoding) else {}
     if not isinstance(tokenizer, BytePairEncoding) or content["model"]["type"] != "BPE":
         raise ValueError(sentence("the tokenizer", kind_of(tokenizer), "byte pairs, which llama.cpp has, too"))
@@ -135,14 +135,14 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: TextEncoder | None, n_rows: i
     writer.add_token_list(words)
     writer.add_token_types(types)
     writer.add_string(_KEYS.HF_JSON, tokenizer.to_json())
-    end = next((words.index(word) for word in _ENDS if word in words), n_rows - 1)  # or llama.cpp takes token 11
+    end = next((words.index(word) for word in _ENDS if word in words), n_rows - 1)  # else llama.cpp uses token 11
     writer.add_eos_token_id(end)
     writer.add_bos_token_id(tokenizer.start[0] if tokenizer.start else end)
     writer.add_add_bos_token(bool(tokenizer.start))
 
 
 def _name_of_cuts(content: Mapping[str, Any], tokenizer: BytePairEncoding) -> str:
-    """llama.cpp's name for how a tokenizer cuts a text; that it cuts into lines first, as ours do, has none."""
+    """Return llama.cpp's name of a pre-tokenizer, leaving out our split into lines, which has no name there."""
     whole = content["pre_tokenizer"] or {}
     parts = [part | {"trim_offsets": True} for part in whole.get("pretokenizers", [whole])]
     parts = parts[1:] if tokenizer.encodes_lines_apart else parts

@@ -115,7 +115,7 @@ def _kimi_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, An
 
 
 def _linear_layers(settings: Settings, n_layer: int) -> tuple[list[str], dict[str, Any]]:
-    """Take the kinds of layers and the sizes of Kimi delta attention, in published files from a section."""
+    """Read the layer types and the sizes of Kimi delta attention; published files have them in `linear_attn_config`."""
     section, whole = settings.section("linear_attn_config"), settings
     attending, linear = section.numbers("full_attn_layers"), section.numbers("kda_layers")
     kinds = ["full_attention" if number and number % 4 == 0 else "linear_attention" for number in range(n_layer)]
@@ -155,7 +155,7 @@ def _kimi_rules(block: Block) -> list[Rule]:
 
 
 def _usual_kimi(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Transformers saves dense networks under the name of mixtures, unlike the published files, and loads both."""
+    """Rename dense networks as in published files: transformers saves them under the mixtures' name, and loads both."""
     return {re.sub(r"\.block_sparse_moe\.(\w+_proj)\.", r".mlp.\1.", name): x for name, x in weights.items()}
 
 
@@ -183,7 +183,7 @@ def _kimi_settings(config: LanguageModelConfig, options: _Options) -> dict[str, 
         "moe_renormalize": experts["normalise"],
         "routed_scaling_factor": experts["scale"],
         "rms_norm_eps": config.norm_epsilon,
-        "pad_token_id": None,  # by default one that a small vocabulary does not have, which the class refuses
+        "pad_token_id": None,  # the default exceeds a small vocabulary, which the class refuses
     }
 
 
@@ -194,7 +194,7 @@ KIMI_LINEAR = Architecture(
     config=_kimi_config,
     settings=_kimi_settings,
     rules=_kimi_rules,
-    fits=lambda config: not config.tie_embeddings,  # which the class ignores
+    fits=lambda config: not config.tie_embeddings,  # the class ignores tying
     other_names=_OTHER_NAMES,
     other_layout=_usual_kimi,
 )

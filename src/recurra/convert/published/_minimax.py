@@ -54,7 +54,7 @@ def _minimax_config(settings: Settings, d_model: int, n_layer: int) -> dict[str,
     attention |= {"rotation_base": settings.whole_rotation(1e6), "window": settings.optional_size("sliding_window")}
     options = {_LINEAR: {name: attention[name] for name in ("n_heads", "d_head")}, _ATTENTION: attention}
     experts = settings.sizes(_SIZES_OF_EXPERTS)
-    # norms undo the factor of what passes, if everything that enters the stream is divided by it, and the epsilon too
+    # the norms cancel alpha if all inputs to the residual stream are divided by it, and epsilon by its square
     return {
         **shape_of([_OF_MINIMAX[kind] for kind in kinds], options, experts["d_expert"], epsilon / passed**2),
         "feed_forward": EXPERTS,
@@ -66,7 +66,7 @@ def _minimax_config(settings: Settings, d_model: int, n_layer: int) -> dict[str,
 
 
 def _factors(settings: Settings, name: str) -> float:
-    """Take the factor of what passes by a half of a block, alpha, or of what it adds, beta: one for all."""
+    """Read the factor of the residual (alpha) or of the branch's output (beta), which all half-blocks must share."""
     found = [settings.positive(f"{half}_{name}_factor") for half in _HALVES]
     names = ", ".join(f"{half}_{name}_factor" for half in _HALVES)
     require(len(set(found)) == 1, names, found, "one number: different ones are not supported")
@@ -108,13 +108,13 @@ def _minimax_fused(block: Block) -> list[Fused]:
 
 
 def _without_powers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the powers of decays that the class keeps for its blocks of steps."""
+    """Drop the precomputed powers of decays that the class stores for its blocks of steps."""
     powers = re.compile(r".*\.self_attn\.(query|key|diagonal)_decay")
     return {name: tensor for name, tensor in weights.items() if not powers.fullmatch(name)}
 
 
 def _with_powers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add them again, for blocks of the class's default length."""
+    """Add the powers of decays, for blocks of the class's default length."""
     after = torch.arange(1, _BLOCK + 1, dtype=torch.float32)[:, None]
     weights = dict(weights)
     for name in [name for name in weights if name.endswith(".slope_rate")]:

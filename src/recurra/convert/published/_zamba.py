@@ -1,4 +1,4 @@
-"""Mamba-2, and attention that layers share: transformers' Zamba2ForCausalLM."""
+"""Mamba-2, and attention shared between layers: transformers' Zamba2ForCausalLM."""
 
 from typing import Any
 
@@ -149,7 +149,7 @@ ZAMBA2 = Architecture(
     config=_zamba_config,
     settings=_zamba_settings,
     rules=_zamba_rules,
-    fits=lambda config: config.tie_embeddings,  # without which the class shares nothing
+    fits=lambda config: config.tie_embeddings,  # without tying, the class shares no weights
     tied=True,
     other_names={"layer_types": "layers_block_type"},
 )
