@@ -22,6 +22,7 @@ MIXERS = {  # one block each, so that one trace does for many
     "h3": {"d_state": 4, "head_dim": 2},
     "hyena": {"window": 5},
     "kda": {"n_heads": 2},
+    "lightning-attention": {"n_heads": 3},
     "linear-attention": {"n_heads": 2},
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
