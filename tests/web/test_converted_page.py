@@ -26,7 +26,7 @@ def first_gates(model: Converted, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("family", "weights"), [("qwen", "float32"), ("granite", "float32"), ("granite", "int8")])
 def test_gates_and_memory(family, weights, tmp_path, page):
-    model = Converted(family, weights, tmp_path)
+    model = Converted(family, weights, {}, tmp_path)
     tokens = model.served.encode(TEXT, is_first=True)
     with Running(Service([model.served], ServeSettings(), threads=1)) as running:
         open_explorer(page, running.url)

@@ -285,7 +285,7 @@ class ServedModel:
         growth: dict[int | None, int] = {}
         for spec in (spec for mixer in mixers for spec in getattr(mixer, "state_layout", ())):
             for dim in (size for size in getattr(spec, "shape", ()) if isinstance(size, Dim)):
-                each = 4 * prod(size for size in spec.shape if isinstance(size, int))
+                each = spec.dtype(torch.float32).itemsize * prod(size for size in spec.shape if isinstance(size, int))
                 growth[dim.most] = growth.get(dim.most, 0) + each
         return [{"bytes": each, "tokens": most} for most, each in growth.items()]
 

@@ -23,7 +23,7 @@ IN_TRITON_ALONE = {  # tests/ops/gate_loop/interpreted_triton_chunk.py, tests/op
 OF_THE_EXPORT = {"complex_scan"}
 OF_TRACES = {  # tests/contracts/test_any_length.py; two of them are here too
     *("channel_modes", "convolve_window", "expert_outputs", "gate_loop_softmax_attention", "gru_cell_steps"),
-    "gru_steps",
+    *("gate_loop_step", "gru_steps"),
     *("reformer_attention", "relative_attention", "slstm_steps", "windowed_attention"),
 }
 OF_TRACES |= {f"{name}_backward" for name in {*OF_TRACES, "delta_rule", "generalised_delta_rule", "matrix_scan"}}
@@ -94,7 +94,7 @@ def of_neumann():
 
 def of_experts():
     chosen = torch.tensor([[0, 3], [3, 1], [2, 0]])
-    return [draw(3, 5), draw(4, 14, 5), draw(4, 14), draw(4, 5, 7), draw(4, 5), chosen]
+    return [draw(3, 5), draw(4, 14, 5), draw(4, 14), draw(4, 5, 7), draw(4, 5), chosen, True]
 
 
 CASES = {
