@@ -139,10 +139,10 @@ def test_states_that_the_model_refuses():
     tokens = torch.randint(31, (2, 5))
     _, known = step.model(tokens)
     keys, values = known.layers[0]
-    beyond = [part.repeat(1, 6, 1, 1) for part in (keys, values)]  # more steps than the window has
-    apart = [Ragged((part, part[:1])) for part in (keys, values)]  # a part of two sequences
-    for parts, rows in ((beyond, 2), (apart, 3)):
-        state = known._replace(layers=(RotaryAttentionState(*parts), *known.layers[1:]))
+    beyond = RotaryAttentionState(*(part.repeat(1, 6, 1, 1) for part in (keys, values)))
+    too_long = known._replace(layers=(beyond, *known.layers[1:]))  # more steps than the window has
+    two_in_one = Ragged((known, states.select(known, slice(0, 1))))
+    for state, rows in ((too_long, 2), (two_in_one, 3)):
         with pytest.raises(ValueError, match="expected"):
             step(tokens[:1, :1].expand(rows, 1), state)
 

@@ -196,15 +196,20 @@ def test_a_packed_model_steps_as_the_model_does(tied):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_packing_in_place_frees_the_weights(tied):
+def test_packing_in_place_frees_each_weight_before_the_next_is_packed(tied, monkeypatch):
     model = language_model(tie_embeddings=tied)
     expected = pack_linear_layers(copy.deepcopy(model), "int4")
-    layer = next(part for part in model.blocks.modules() if isinstance(part, nn.Linear))
-    weight = weakref.ref(layer.weight)
-    del layer
+    packed_before, make = [], DecodingLinear.__init__
+
+    def watch(layer, linear, dtype):
+        assert not any(weight() is not None for weight in packed_before)
+        make(layer, linear, dtype)
+        packed_before.extend([weakref.ref(linear.weight)] if type(linear) is nn.Linear else [])
+
+    monkeypatch.setattr(DecodingLinear, "__init__", watch)
     packed, tokens = pack_linear_layers(model, "int4", in_place=True), torch.randint(31, (2, 7))
     assert packed is model
-    assert weight() is None
+    assert len(packed_before) > 3
     torch.testing.assert_close(packed(tokens)[0], expected(tokens)[0], rtol=0, atol=0)
 
 
