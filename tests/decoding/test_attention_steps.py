@@ -27,12 +27,6 @@ HYBRIDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
 def hybrid(name="groups", other="gated-delta-net"):
     mixer, options = HYBRIDS[name]
     config = LanguageModelConfig(

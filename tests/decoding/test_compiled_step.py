@@ -43,12 +43,6 @@ MIXERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
 def language_model(mixer="gateloop", vocab_size=31, d_model=24, **options):
     config = LanguageModelConfig(
         vocab_size=vocab_size, n_layer=2, d_model=d_model, d_channel_mixing=41, mixer=mixer, mixer_options=options

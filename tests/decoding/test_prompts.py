@@ -14,12 +14,6 @@ from recurra.state import tensors
 pytestmark = pytest.mark.compile
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
 def compiled_model(mixer="gateloop", numbers="int8", **options):
     config = LanguageModelConfig(
         vocab_size=31, n_layer=2, d_model=24, d_channel_mixing=41, mixer=mixer, mixer_options=options

@@ -14,12 +14,6 @@ from recurra.state import tensors
 pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
 def language_model(mixer, **options):
     config = LanguageModelConfig(
         vocab_size=31, n_layer=2, d_model=24, d_channel_mixing=40, mixer=mixer, mixer_options=options
