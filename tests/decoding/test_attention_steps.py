@@ -9,7 +9,7 @@ from torch import nn
 from recurra import state as states
 from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding._states import prepare_states
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.quantization import dequantized, quantized, quantized_size
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from recurra import state as states
-from recurra.decoding.linear import MOST_VECTORS, pack_linear_layers
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare, recorded_rows
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig

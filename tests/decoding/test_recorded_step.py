@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors

@@ -15,8 +15,9 @@ from recurra.checks import require, require_at_least, require_literal, sentence
 from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding._windows import Rows, filled_up, first_rows
-from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.packing import pack_linear_layers
 from recurra.layers.quantization import dequantized
 from recurra.mixers.base import Mixer
 from recurra.models.shell import LanguageModelShell
