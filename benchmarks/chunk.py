@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from benchmarks.table import Row, save, show
+from benchmarks.table import Row, megabytes, save, show
 from benchmarks.timing import interleaved, median_ratio
 from recurra import delta_rule, gate_loop
 from recurra.train._process import keep_large_blocks
@@ -64,12 +64,6 @@ def _megabytes(arguments: argparse.Namespace, name: str) -> float:
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def _peak() -> float:
-    """The peak resident memory of this process; getrusage would count the parent's, from before the exec."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=4, default=[4, 4096, 8, 64], metavar=("B", "L", "H", "d"))
@@ -83,9 +77,9 @@ def main() -> None:
     shape = tuple(arguments.shape)
     if arguments.memory:
         call = _call(arguments.memory, shape)
-        before = _peak()
+        before = megabytes("VmHWM")  # getrusage would count the parent's, from before the exec
         call()
-        print(json.dumps(_peak() - before))
+        print(json.dumps(megabytes("VmHWM") - before))
         return
     quick = [name for name in arguments.only if name not in SLOW]
     seconds = interleaved({name: _call(name, shape) for name in quick}, rounds=arguments.rounds)

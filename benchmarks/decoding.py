@@ -25,7 +25,8 @@ from rich.table import Table
 
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
-from recurra.decoding.linear import DTYPES, pack_linear_layers
+from recurra.decoding.linear import DTYPES
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train._process import keep_large_blocks

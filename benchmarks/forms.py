@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from benchmarks.table import keep
 from recurra import open_run
 from recurra.cli._arguments import split_overrides
-from recurra.decoding.linear import DTYPES, pack_linear_layers
+from recurra.decoding.linear import DTYPES
+from recurra.decoding.packing import pack_linear_layers
 from recurra.train.evaluate import evaluate
 
 

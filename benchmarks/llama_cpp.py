@@ -32,7 +32,8 @@ from torch import nn
 from benchmarks.decoding import gateloop
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
-from recurra.decoding.linear import DTYPES, pack_linear_layers
+from recurra.decoding.linear import DTYPES
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train._process import keep_large_blocks

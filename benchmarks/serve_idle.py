@@ -16,17 +16,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.table import megabytes
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel, StreamState
 from recurra.serve._service import Service
 from recurra.state import map_tensors
-
-
-def own_memory() -> float:
-    """The process's own memory in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
 async def measure(service: Service, count: int) -> dict[str, float]:
@@ -35,13 +30,13 @@ async def measure(service: Service, count: int) -> dict[str, float]:
     before, start = 0.0, time.process_time()
     for number in range(-50, count):
         if number == 0:
-            before = own_memory()
+            before = megabytes("RssAnon")
         session = await sessions.open("", model, f"s{number + 50}")
         for token in range(100):
             session.transcript.append(token, -1.0, 0)
         session.state = StreamState(map_tensors(torch.clone, model.start.model_state), tuple(range(64)), 100)
         await sessions._write(session)
-    found = {"sessions": count, "resident": sessions.n_resident, "MB": own_memory() - before}
+    found = {"sessions": count, "resident": sessions.n_resident, "MB": megabytes("RssAnon") - before}
     return found | {"ms of CPU each": 1e3 * (time.process_time() - start) / count}
 
 

@@ -19,7 +19,8 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
-from benchmarks.byte_server import health, resident, running, serve_bytes
+from benchmarks.byte_server import health, running, serve_bytes
+from benchmarks.table import megabytes
 from recurra.serve._http import ServeSettings
 
 BODY_BYTES = 3_500_000
@@ -80,13 +81,13 @@ def load(port: int, connections: int, bodies: int) -> dict[str, object]:
 
 
 def measure(port: int, pid: int, connections: int, bodies: int) -> dict[str, object]:
-    before = resident(pid)
+    before = megabytes("VmRSS", pid)
     seconds, memory = [], []
     with ProcessPoolExecutor(1, mp_context=PROCESSES) as pool:
         loading = pool.submit(load, port, connections, bodies)
         while not loading.done():
             seconds.append(health(port))
-            memory.append(resident(pid))
+            memory.append(megabytes("VmRSS", pid))
             time.sleep(0.02)
     time.sleep(60)
     return {
@@ -94,7 +95,7 @@ def measure(port: int, pid: int, connections: int, bodies: int) -> dict[str, obj
         "health": len(seconds),
         "median ms": round(1e3 * sorted(seconds)[len(seconds) // 2], 1),
         "longest ms": round(1e3 * max(seconds), 1),
-        "MB before, most, a minute later": [round(value) for value in (before, max(memory), resident(pid))],
+        "MB before, most, a minute later": [round(value) for value in (before, max(memory), megabytes("VmRSS", pid))],
     }
 
 

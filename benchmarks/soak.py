@@ -23,7 +23,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.byte_server import cpu_seconds, resident, running, serve_bytes
+from benchmarks.byte_server import cpu_seconds, running, serve_bytes
+from benchmarks.table import megabytes
 from recurra.serve._http import ServeSettings
 
 MOST_SESSIONS = 8
@@ -111,7 +112,7 @@ def server_figures(pid: int, sessions_file: Path) -> dict[str, float]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     log = sessions_file.with_name(f"{sessions_file.name}-wal")
     return {
-        "resident MB": round(resident(pid), 1),
+        "resident MB": round(megabytes("VmRSS", pid), 1),
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": next(int(line.split()[1]) for line in lines if line.startswith("Threads")),
         "file MB": round(sessions_file.stat().st_size / 2**20, 2),

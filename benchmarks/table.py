@@ -65,6 +65,12 @@ def keep(path: Path, content: object) -> None:
     print(f"written: {path}")
 
 
+def megabytes(what: str, pid: int | str = "self") -> float:
+    """Memory of a process in MB, as /proc names it: VmRSS, VmHWM (its peak) or RssAnon (without mapped files)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024
+
+
 def cpu_name() -> str:
     """The processor, as the system names it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []

@@ -3,21 +3,13 @@
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import RECIPE
 
 from recurra.cli import main
 
-HORIZON = """
-experiment: memory-horizon
-data: {n_samples: 40, sequence_length: 24, batch_size: 8, resets_per_sample: 2, modulus: 7}
-model:
-  n_layer: 2
-  d_model: 8
-  d_channel_mixing: 16
-  dropout: 0.1
-  mixer_options: {d_qk: 8, d_v: 8, n_heads: 8, transition: data}
-schedule: {warmup_steps: 4}
-training: {epochs: 3, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1, monitor: accuracy}
-"""
+HORIZON = RECIPE.replace("resets_per_sample: 2", "resets_per_sample: 2, modulus: 7").replace(
+    "threads: 1", "threads: 1, monitor: accuracy"
+)
 FAMILY = """
 common:
   data: {path: data/toy, batch_size: 2, segment_length: 4, bptt_segments: 2}

@@ -7,7 +7,6 @@ runs/scale-kills.json.
 """
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -28,6 +27,7 @@ from lightning_fabric import strategies
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from benchmarks.table import keep
 from recurra.cli import main as recurra
 from recurra.train import run as start
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder
@@ -72,8 +72,7 @@ def main() -> int:
             counts[f"run: {'the same log' if outcome == 'ended' else outcome}"] += 1
             shutil.rmtree(run)
             print(dict(counts), flush=True)
-    Path("runs").mkdir(exist_ok=True)
-    Path("runs/scale-kills.json").write_text(json.dumps(counts, indent=1) + "\n")
+    keep(Path("runs/scale-kills.json"), counts)
     return int(counts["run: the same log"] != sum(n for name, n in counts.items() if name.startswith("run:")))
 
 

@@ -131,19 +131,37 @@ def memory(state, field: str) -> torch.Tensor:
     return values * torch.exp(state.m).reshape(*state.m.shape, *(1,) * (values.dim() - state.m.dim()))
 
 
-@pytest.mark.parametrize("name", ["linear-rnn", "min-gru", "min-lstm", "mlstm", "rg-lru", "rwkv4", "slstm"])
+KEPT = (
+    "gla",
+    "gateloop",
+    "hgrn2",
+    "lightning-attention",
+    "linear-rnn",
+    "lru",
+    "mamba2",
+    "min-gru",
+    "min-lstm",
+    "mlstm",
+)
+KEPT += ("rg-lru", "rwkv4", "s4d", "s5", "slstm")
+
+
+@pytest.mark.parametrize("name", KEPT)
 def test_a_gate_is_the_share_of_the_memory_that_a_step_keeps(name):
     torch.manual_seed(0)
-    mixer, x = create_mixer(name, WIDTH, **OPTIONS.get(name, {})).double(), torch.randn(2, 4, WIDTH).double()
+    options = {"n_heads": 2} if name in ("gla", "lightning-attention") else OPTIONS.get(name, {})
+    mixer, x = create_mixer(name, WIDTH, **options).double(), torch.randn(2, 4, WIDTH).double()
     with torch.no_grad():
         _, state = mixer(x[:, :3])
         field = next(field for field in ("c", "a", "h") if field in state._fields)
         changed = state._replace(**{field: 2 * getattr(state, field)})
         kept = memory(mixer(x[:, 3:], changed)[1], field) - memory(mixer(x[:, 3:], state)[1], field)
-        magnitude, phase = transition_of(mixer, x[:, 3:], state)
-        magnitude = magnitude[:, 0].reshape(*magnitude.shape[::2], *(1,) * (kept.dim() - 2))
-    torch.testing.assert_close(kept, magnitude * memory(state, field), rtol=1e-6, atol=1e-9, check_dtype=False)
-    assert not phase.any()
+        magnitude, phase = (part[:, 0] for part in transition_of(mixer, x[:, 3:], state))
+    before = memory(state, field).reshape(*magnitude.shape, -1)  # gates are those of the first dimensions
+    gates = torch.polar(magnitude.double(), phase.double())[..., None]
+    found = kept.reshape(before.shape)
+    torch.testing.assert_close(found, (gates * before).to(found.dtype), rtol=1e-6, atol=1e-9)
+    assert found.is_complex() or not phase.any()
 
 
 def test_a_gru_keeps_what_its_gate_shows():

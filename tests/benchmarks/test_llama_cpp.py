@@ -9,7 +9,7 @@ import torch
 from benchmarks.llama_cpp_peer import SIZES, gpt2_tensors, mamba_tensors
 
 from benchmarks import llama_cpp
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.models.registry import on_meta
 
 STAND_IN = """#!{python}

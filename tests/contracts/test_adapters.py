@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recurra import state as states
 from recurra.data.batches import Poses
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 peft = pytest.importorskip("peft")

@@ -1,6 +1,13 @@
 """Shared by tests of decoding."""
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(params=[1, 3])

@@ -9,7 +9,7 @@ from torch import nn
 from recurra import state as states
 from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding._states import prepare_states
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.quantization import dequantized, quantized, quantized_size
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
@@ -25,12 +25,6 @@ HYBRIDS = {
     "gated": ("gated-attention", {"n_heads": 2, "window": 90}),
     "beside": ("mamba2-attention", {"n_heads": 2, "d_state": 8, "n_mamba_heads": 2, "window": None}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def hybrid(name="groups", other="gated-delta-net"):

@@ -151,5 +151,5 @@ def test_graphs_are_off_unless_asked_for_and_need_a_card(monkeypatch):
     model.parameters = lambda: iter([card])
     monkeypatch.setattr(steps, "CapturedStep", lambda model, size, capture: (model, size, capture))
     assert prepare(model, graphs="auto") == (model, 31, None)
-    with pytest.raises(ValueError, match="dtype is int8; expected float32, the default, on a card"):
+    with pytest.raises(ValueError, match="dtype is 'int8'; expected float32, the default, on a card"):
         prepare(model, "int8", graphs="auto")

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from recurra import state as states
-from recurra.decoding.linear import MOST_VECTORS, pack_linear_layers
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare, recorded_rows
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -41,12 +42,6 @@ MIXERS = {
     "rwkv7-channel-mixing": {},
     "short-conv": {"biases": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def language_model(mixer="gateloop", vocab_size=31, d_model=24, **options):

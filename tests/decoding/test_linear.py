@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from recurra.decoding._products import BLOCK, rounded
-from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear
+from recurra.decoding.packing import pack_linear_layers
 from recurra.layers.convolution import ImplicitFilters
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 

@@ -7,7 +7,8 @@ import torch
 from tests.decoding.test_linear import kept_inputs
 from torch import nn
 
-from recurra.decoding.linear import DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import DecodingLinear
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import prepare
 from recurra.mixers.rnn import RNN
 from recurra.mixers.slstm import SLSTM

@@ -6,7 +6,8 @@ from tests.decoding.test_linear import by_torch, kept_inputs
 from torch import nn
 
 from recurra import state as states
-from recurra.decoding.linear import DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import DecodingLinear
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import CompiledStep, prepare
 from recurra.mixers.gru import GRU, GRUState
 from recurra.models.language_model import LanguageModel, LanguageModelConfig

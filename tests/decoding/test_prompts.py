@@ -5,19 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from recurra.decoding.linear import DTYPES, pack_linear_layers
+from recurra.decoding.linear import DTYPES
 from recurra.decoding.memory import StepMemory, StepNotCompiled
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import CompiledStep
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
 pytestmark = pytest.mark.compile
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def compiled_model(mixer="gateloop", numbers="int8", **options):

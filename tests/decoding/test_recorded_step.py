@@ -6,18 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
 pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def language_model(mixer, **options):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.gradients import require_same_gradients
 
 from recurra.lengths import PackedSequences
 from recurra.mixers.base import create_mixer
@@ -42,16 +43,7 @@ def test_a_scan_starts_anew(lengths, reverse, dtype, backend, gates, has_h0):
     parts = []
     for number, (own_a, own_b) in enumerate(zip(a.expand(b.shape).split(lengths, 1), b.split(lengths, 1))):
         parts.append(linear_scan(own_a, own_b, None if h0 is None else h0[number : number + 1], **options))
-    expected = torch.cat(parts, 1)
-    torch.testing.assert_close(h, expected, rtol=1e-13, atol=1e-13)
-    leaves = [x for x in (a, b, h0) if x is not None]
-    weights = torch.randn_like(b)
-    found, wanted = (
-        torch.autograd.grad((y * weights).sum().real, leaves, allow_unused=True, materialize_grads=True)
-        for y in (h, expected)
-    )
-    for one, other in zip(found, wanted):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    require_same_gradients(h, torch.cat(parts, 1), [x for x in (a, b, h0) if x is not None], 1e-13)
 
 
 def test_a_scan_refuses_what_are_no_borders(monkeypatch):

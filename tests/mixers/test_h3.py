@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 
 from recurra.mixers.h3 import H3
 
@@ -44,13 +45,7 @@ def test_outputs_state_and_gradients_are_the_papers(head_dim, length, options):
     x = torch.randn(1, length, D_MODEL, dtype=torch.float64, requires_grad=True)
     y, state = layer(x)
     expected, h = by_the_equations(layer, x[0], options.get("discretisation", "bilinear"))
-    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state.h[0], h.flatten(0, 2), rtol=1e-10, atol=1e-11)
-    weights, leaves = torch.randn_like(y), [x, *layer.parameters()]
-    found = torch.autograd.grad((weights * y).sum() + state.h.abs().square().sum(), leaves)
-    wanted = torch.autograd.grad((weights[0] * expected).sum() + h.abs().square().sum(), leaves)
-    for one, other in zip(found, wanted):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    require_same_gradients((y[0], state.h[0]), (expected, h.flatten(0, 2)), [x, *layer.parameters()], 1e-11)
 
 
 def test_a_held_mode_is_the_exponential_of_its_step():

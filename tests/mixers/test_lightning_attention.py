@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 from torch.nn import functional
 
 from recurra.mixers.lightning_attention import LightningAttention
@@ -28,10 +29,7 @@ def test_it_is_the_sum_and_so_are_its_gradients(options):
     expected = (torch.sigmoid(x @ layer.gate_projection.weight.T) * y) @ layer.output_projection.weight.T
     first, state = layer(x[:, :4])
     found = torch.cat([first, layer(x[:, 4:], state)[0]], 1)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
-    weights, leaves = torch.randn_like(found), [x, *layer.parameters()]
-    for one, other in zip(*(torch.autograd.grad((weights * y).sum(), leaves) for y in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    require_same_gradients(found, expected, [x, *layer.parameters()], 1e-11)
 
 
 def test_decays_start_with_the_slopes_of_the_first_layer():

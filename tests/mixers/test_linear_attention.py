@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 from torch.nn import functional
 
 from recurra.mixers.base import create_mixer
@@ -32,12 +33,8 @@ def by_the_sums(layer: LinearAttention, x: torch.Tensor, normaliser: bool) -> to
 def test_outputs_and_gradients_are_the_sums(options, normaliser):
     layer = LinearAttention(D_MODEL, normaliser=normaliser, **options).double()
     x = torch.randn(2, 30, D_MODEL, dtype=torch.float64, requires_grad=True)
-    y, expected = layer(x)[0], by_the_sums(layer, x, normaliser)
     tolerance = 1e-5 if normaliser else 1e-12  # the normaliser has an epsilon of 1e-6 added
-    torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
-    weights, leaves = torch.randn_like(y), [x, *layer.parameters()]
-    actual, right = (torch.autograd.grad((out * weights).sum(), leaves) for out in (y, expected))
-    torch.testing.assert_close(actual, right, rtol=10 * tolerance, atol=10 * tolerance)
+    require_same_gradients(layer(x)[0], by_the_sums(layer, x, normaliser), [x, *layer.parameters()], tolerance)
 
 
 def test_the_feature_map():

@@ -69,11 +69,3 @@ def test_weights_start_with_the_published_spread():
     layer = LRU(50, d_state=80)
     assert layer.input_weights.std().item() == pytest.approx(100**-0.5, rel=0.05)
     assert layer.output_weights.std().item() == pytest.approx(80**-0.5, rel=0.05)
-
-
-def test_transition_is_a_at_every_step():
-    layer = LRU(3, d_state=4).double()
-    magnitude, phase = layer.transition(torch.randn(2, 5, 3, dtype=torch.float64))
-    assert magnitude.shape == phase.shape == (2, 5, 4)
-    a = torch.polar(torch.exp(-layer.nu.exp()), layer.theta.exp())
-    torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)

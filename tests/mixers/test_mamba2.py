@@ -101,12 +101,3 @@ def test_it_starts_as_published():
     assert (layer.skip == 1).all()
     steps = functional.softplus(layer.step_bias)
     assert 0.00099 < steps.min() < steps.max() < 0.101
-
-
-def test_the_transition_is_that_of_the_recurrence():
-    layer, x = build(), torch.randn(2, 1, D_MODEL, dtype=torch.float64)
-    magnitude, phase = layer.transition(x)
-    state = layer.initial_state(2)._replace(h=torch.randn(2, 4, 5, 3, dtype=torch.float64))
-    carried = layer(x, state)[1].h - layer(x)[1].h
-    torch.testing.assert_close(magnitude[:, 0, :, None, None] * state.h, carried, rtol=1e-10, atol=1e-12)
-    assert not phase.any()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 
 from recurra.mixers.performer import Performer, PerformerState, _orthogonal_features
 
@@ -45,14 +46,8 @@ def test_outputs_state_and_gradients_are_the_sums(options):
     x = torch.randn(2, 17, D_MODEL, dtype=torch.float64, requires_grad=True)
     before = torch.randn(2, 3, D_MODEL, dtype=torch.float64, requires_grad=True)
     y, state = layer(x, layer(before)[1])
-    expected, sums = by_the_sums(layer, x, by_the_sums(layer, before)[1])
-    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(true_sums(layer, state), sums, rtol=1e-11, atol=1e-12)
-    weights, leaves = torch.randn_like(y), [x, before, *layer.parameters()]
-    found = torch.autograd.grad((weights * y).sum() + true_sums(layer, state).sin().sum(), leaves)
-    wanted = torch.autograd.grad((weights * expected).sum() + sums.sin().sum(), leaves)
-    for one, other in zip(found, wanted):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+    expected, leaves = by_the_sums(layer, x, by_the_sums(layer, before)[1]), [x, before, *layer.parameters()]
+    require_same_gradients((y, true_sums(layer, state)), expected, leaves, 1e-11)
 
 
 @pytest.mark.parametrize("scale", [30.0, 3000.0])

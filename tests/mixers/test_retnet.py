@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 from torch import nn
 
 from recurra.mixers.retnet import Retention
@@ -35,11 +36,7 @@ def in_parallel(layer: Retention, x: torch.Tensor) -> torch.Tensor:
 def test_outputs_and_gradients_are_the_papers(options):
     layer = Retention(D_MODEL, **options).double()
     x = torch.randn(2, 75, D_MODEL, dtype=torch.float64, requires_grad=True)
-    y, expected = layer(x)[0], in_parallel(layer, x)
-    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-10)
-    weights, leaves = torch.randn_like(y), [x, *layer.parameters()]
-    actual, right = (torch.autograd.grad((out * weights).sum(), leaves) for out in (y, expected))
-    torch.testing.assert_close(actual, right, rtol=1e-8, atol=1e-9)
+    require_same_gradients(layer(x)[0], in_parallel(layer, x), [x, *layer.parameters()], 1e-10)
 
 
 def test_a_million_steps_into_a_stream_nothing_is_lost():

@@ -77,15 +77,6 @@ def test_initial_eigenvalues_and_steps(init):
     assert wide.output_weights.square().sum(-1).mean().item() == pytest.approx(1, abs=0.2)  # |C|^2
 
 
-def test_transition_is_the_discrete_eigenvalue_at_every_step():
-    layer = S4D(3, d_state=4).double()
-    magnitude, phase = layer.transition(torch.randn(2, 5, 3, dtype=torch.float64))
-    assert magnitude.shape == phase.shape == (2, 5, 6)
-    step = layer.log_step.exp()[:, None]
-    a = torch.polar(torch.exp(-step * layer.log_decay.exp()), step * layer.frequency).flatten()
-    torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
-
-
 @pytest.mark.compile
 def test_compile_equals_eager_where_it_convolves():
     layer = S4D(4, d_state=6).double()

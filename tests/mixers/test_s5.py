@@ -81,15 +81,6 @@ def test_initial_values():
     torch.testing.assert_close(layer.log_step.exp().sort().values, torch.logspace(-2, -1, 20))
 
 
-def test_transition_is_the_discrete_eigenvalue_at_every_step():
-    layer = S5(3, d_state=4).double()
-    magnitude, phase = layer.transition(torch.randn(2, 5, 3, dtype=torch.float64))
-    assert magnitude.shape == phase.shape == (2, 5, 2)
-    step = layer.log_step.exp()
-    a = torch.polar(torch.exp(-step * layer.log_decay.exp()), step * layer.frequency)
-    torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
-
-
 @pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
 def test_the_bare_model_in_both_discretisations_with_clipped_eigenvalues(discretisation):
     layer = S5(3, d_state=4, discretisation=discretisation, clip_eigs=True, gated=False).double()

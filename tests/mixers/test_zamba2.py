@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.mixers.mamba2 import Mamba2
 from recurra.mixers.rotary_attention import RotaryAttention
 from recurra.mixers.zamba2 import Zamba2

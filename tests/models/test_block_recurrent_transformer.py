@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 from torch import Tensor
 from torch.nn import functional
 
@@ -120,16 +121,7 @@ def test_it_is_the_model_in_plain_torch_logits_vectors_and_gradients(gate, lengt
     model, text = make(gate=gate), tokens(2, length)
     logits, state = model(text)
     expected, vectors = in_plain_torch(model, text)
-    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(vectors_of(state), vectors, rtol=1e-10, atol=1e-10)
-    parameters = dict(model.named_parameters())
-    every = {"allow_unused": True, "materialize_grads": True}
-    found, wanted = (
-        torch.autograd.grad(one.sin().sum() + two.sin().sum(), parameters.values(), **every)
-        for one, two in ((logits, vectors_of(state)), (expected, vectors))
-    )
-    for name, one, other in zip(parameters, found, wanted):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+    require_same_gradients((logits, vectors_of(state)), (expected, vectors), [*model.parameters()], 1e-10)
 
 
 def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():

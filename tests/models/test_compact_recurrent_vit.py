@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from tests.models.test_timesformer import moved
 
 from recurra import state as states
 from recurra.video.crvit import (
@@ -22,14 +23,6 @@ SHAPE = {**SIZES, "n_heads": 3, "d_channel_mixing": 20, "drop_path": 0.0}
 FRAMES, EDGE, PATCHES = 3, 2, 4
 KINDS = [("gru", "per_patch"), ("ncgru", "per_patch"), ("gru", "pooled"), ("ncgru", "pooled")]
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
-
-
-def moved(model):
-    """Move the weights away from their initial values, where time attention has no effect."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model
 
 
 def make(cell="gru", memory="per_patch", **options) -> CompactRecurrentViT:

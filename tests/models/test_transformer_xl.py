@@ -1,11 +1,10 @@
-"""Transformer-XL under the contract; its lengths, its loss, its sizes. What it computes is proved in tests/convert."""
+"""Transformer-XL's loss, ties and sizes. Its cuts are in tests/contracts, and what it computes in tests/convert."""
 
 import copy
 
 import pytest
 import torch
 
-from recurra import state as states
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 VOCABULARY = 11
@@ -38,35 +37,6 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def results(model, x, pieces, state):
-    """Losses, logits, last state, and the gradients of a loss over the first and the last, entering state included."""
-    leaves = [*model.parameters(), *states.tensors(state)]
-    logits, losses, with_loss = [], [], state
-    for piece in x.split(pieces, 1):
-        y, state = model(piece, state)
-        loss, with_loss = model.loss(piece, piece.flip(0), with_loss)
-        logits.append(y)
-        losses.append(loss)
-    assert all(torch.equal(one, other) for one, other in zip(states.tensors(state), states.tensors(with_loss)))
-    flat = [torch.cat(logits, 1), torch.cat(losses, 1), *states.tensors(state)]
-    weights = torch.Generator().manual_seed(1)
-    total = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum() for t in flat)
-    return flat, torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-
-
-@pytest.mark.parametrize(("pieces", "before"), [([3, 9, 0, 2, 1, 5], 3), ([1, 1, 4, 2, 9], 0)])
-@pytest.mark.parametrize("variant", ["transformer", "same-length", "untied"])  # tests/contracts has the others
-def test_any_cut_gives_the_whole(variant, pieces, before):
-    torch.manual_seed(0)
-    model, x, state = build(**VARIANTS[variant]), tokens(2, sum(pieces)), None
-    if before:
-        _, state = model(tokens(2, before))
-        state = states.map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(), state)
-    whole, cut = results(model, x, [sum(pieces)], state), results(model, x, pieces, state)
-    for one, other in zip((*cut[0], *cut[1]), (*whole[0], *whole[1])):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
 def test_the_loss_is_that_of_the_logits(model):
     x, targets = tokens(3, 10), tokens(3, 10)
     targets[1, 4:8] = -100
@@ -93,29 +63,6 @@ def test_the_memory_matters_unless_there_is_none():
         model = build(mem_len=mem_len)
         carried, alone = model(x)[0][:, 4:], model(x[:, 4:])[0]
         assert torch.allclose(carried, alone, rtol=1e-10, atol=1e-12) == (mem_len == 0)
-
-
-def test_other_lengths_with_the_same_weights():
-    model, x = build(), tokens(2, 20)
-    longer = model.with_lengths(segment_length=7, mem_len=9, same_length=True, clamp_len=5)
-    assert [id(p) for p in longer.parameters()] == [id(p) for p in model.parameters()]
-    lengths = {"segment_length": 7, "mem_len": 9, "same_length": True, "clamp_len": 5}
-    fresh = build(**lengths)
-    fresh.load_state_dict(model.state_dict())
-    assert torch.equal(longer(x)[0], fresh(x)[0])
-    assert longer.config == fresh.config
-    # and the model itself stays as it was
-    assert model.config.segment_length == model.attentions[0].window.segment_length == 4
-    assert torch.equal(
-        longer.with_lengths(segment_length=4, mem_len=6, same_length=False, clamp_len=None)(x)[0], model(x)[0]
-    )
-
-
-def test_only_lengths_can_be_changed():
-    with pytest.raises(TypeError, match="lengths has n_layer; expected only segment_length, mem_len"):
-        build().with_lengths(n_layer=3)
-    with pytest.raises(ValueError, match="mem_len is -1"):
-        build().with_lengths(mem_len=-1)
 
 
 def test_ties():
@@ -152,27 +99,6 @@ def test_locked_dropout_is_the_same_at_every_step():
         y = model(x)[0]
         assert torch.allclose(y, y[:, :1].expand_as(y)) == same
         assert not torch.allclose(y[0], y[1])
-
-
-def test_states_are_float32_under_autocast():
-    x = tokens(2, 11)
-    for variant, logits in (("plain", torch.bfloat16), ("adaptive-divided", torch.float32)):
-        model = build(**VARIANTS[variant]).float()
-        with torch.autocast("cpu", torch.bfloat16):
-            y, state = model(x, model(x)[1])
-            losses, _ = model.loss(x, x)
-        assert (y.dtype, losses.dtype) == (logits, torch.float32)
-        assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
-        torch.testing.assert_close(losses, model.loss(x, x)[0], rtol=0.1, atol=0.1)
-
-
-@pytest.mark.parametrize("wrong", [-1, VOCABULARY])
-def test_ids_outside_the_vocabulary_are_refused(model, wrong):
-    x, bad = tokens(1, 2), torch.tensor([[0, wrong]])
-    with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}; expected ids from 0 to 10"):
-        model(bad)
-    with pytest.raises(IndexError, match=f"targets is a tensor with the id {wrong}"):
-        model.loss(x, bad)
 
 
 @pytest.mark.parametrize(

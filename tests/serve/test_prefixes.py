@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve import _store as store
 from recurra.serve._http import ServeSettings

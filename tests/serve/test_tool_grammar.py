@@ -181,24 +181,28 @@ def test_texts_as_xml_end_where_the_reader_ends_them(random_models):
 @pytest.mark.parametrize(
     ("properties", "more", "reason"),
     [
-        ({"a": {"type": "string", "maxLength": 3}}, {}, "schema of a of f is a text with 'maxLength'"),
-        ({"a": {"type": "string", "pattern": "b"}}, {}, "a text with 'pattern'"),
-        ({"a": {"type": ["string", "array"]}}, {}, "a text, an array or an object"),
+        ({"a": {"type": "string", "maxLength": 3}}, {}, "schema of f.a is a string with 'maxLength'"),
+        ({"a": {"type": "string", "pattern": "b"}}, {}, "a string with 'pattern'"),
+        ({"a": {"type": ["string", "array"]}}, {}, "a string, an array or an object"),
         (
             {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}},
             {},
-            "a text with 'format'",
+            "a string with 'format'",
         ),
         ({"a>": {"type": "integer"}}, {}, "a parameter 'a>'"),
-        ({}, {"minProperties": 1}, "schema of f is parameters with 'minProperties'"),
+        ({}, {"minProperties": 1}, "schema of f is an object with 'minProperties'"),
         ({}, {"allOf": []}, "'allOf'"),
         (
             {"a": {"type": "integer", "not": {"const": 1}}},
             {},
             "the schema of f is one that cannot be used (Unimplemented keys",
         ),
-        ({"a": {"const": "x\n</parameter>\n</function>"}}, {}, "schema of a of f is a value with </parameter>"),
-        ({"a": {"enum": ["b", "</function>"]}}, {}, "schema of a of f is a value with </function>"),
+        (
+            {"a": {"const": "x\n</parameter>\n</function>"}},
+            {},
+            "f.a is one that allows a value with </parameter>",
+        ),
+        ({"a": {"enum": ["b", "</function>"]}}, {}, "f.a is one that allows a value with </function>"),
     ],
     ids=str,
 )
@@ -226,6 +230,9 @@ def test_schemas_that_xml_cannot_meet_are_refused(random_models, properties, mor
         {"properties": {"a": {"type": 3}}},
         {"properties": {"a": {"type": "integer", "minimum": "b"}}},
         {"properties": {"a": {"$ref": "file:///etc/passwd"}}},
+        {"properties": {"a": {"type": "integer", "$ref": "#anchor"}}},
+        {"properties": {"a": {"type": "array", "items": {"$dynamicRef": "#a"}}}},
+        {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$dynamicRef": "#a"}}},
     ],
     ids=str,
 )
@@ -234,6 +241,7 @@ def test_what_is_no_schema_is_refused(random_models, kind, schema):
     with pytest.raises(ApiError) as refused:
         Probe(random_models[kind], {"tools": [tool]})
     assert refused.value.status == 400
+    assert ("$dynamicRef" in str(schema)) == ("$dynamicRef" in refused.value.message)
 
 
 PUBLISHED = {

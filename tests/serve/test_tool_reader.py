@@ -7,19 +7,22 @@ import pytest
 from tests.serve.scripted import PARAMETERS, WRITTEN, as_xml, scripted
 
 from recurra.serve import _schemas
-from recurra.serve._tools import AnswerForm, AnswerReader, Call, ChatFormat, Tool
+from recurra.serve._tools import AnswerForm, AnswerReader, Call, ChatFormat, Piece, Tool
 
 TOOLS = [Tool("weather", PARAMETERS)]
 
 
 def read(form: AnswerForm, pieces: list[str]) -> list[tuple[str, ...]]:
+    """Return calls as (name, arguments), and other text as ("True" for reasoning, text)."""
     reader, found = AnswerReader(form), []
     for index, piece in enumerate(pieces):
         for part in reader.add(piece, is_last=index + 1 == len(pieces)):
-            told = (part.name, part.arguments) if isinstance(part, Call) else (str(part.is_reasoning), part.text)
-            if not isinstance(part, Call) and found and found[-1][0] == told[0] and len(found[-1]) == 2:
-                told = (told[0], found.pop()[1] + told[1])
-            found.append(told)
+            if isinstance(part, Call):
+                found.append((part.name, ""))
+            elif not isinstance(part, Piece) or (found and found[-1][0] == str(part.is_reasoning)):
+                found.append((found[-1][0], found.pop()[1] + part.text))
+            else:
+                found.append((str(part.is_reasoning), part.text))
     return found
 
 
@@ -29,6 +32,7 @@ def test_cuts_change_nothing(kind):
     rng, write = random.Random(0), WRITTEN[kind]
     words = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<function=weather>", "</function>", "{", "}", '"']
     words += ["<parameter=city>", "</parameter>", "\n", " ", "a", "\\", "<", write("weather", city="B", days=2)]
+    words += ['{"name": "weather", "arguments": {', '"é', "<parameter=places>", "[", "]"]
     for _ in range(300):
         form = AnswerForm(rng.choice(["none", "possible", "open"]), kind, TOOLS, several=rng.random() < 0.5)
         text = "".join(rng.choices(words, k=rng.randrange(12)))
@@ -60,6 +64,32 @@ def test_the_time_to_read_an_answer_is_linear():
             looked += max(0, len(reader._text) - min(before, len(reader._text)))
         reader.add("", is_last=True)
         assert looked < 200 * size
+
+
+def test_only_what_may_be_part_of_a_tag_is_kept():
+    reader, most = AnswerReader(AnswerForm("possible", "json", TOOLS)), 0
+    text = "<think>" + "é < " * 500 + "</think>" + "text <tool " * 500
+    for letter in text + WRITTEN["json"]("weather", city="<" * 2000, places=[1] * 500):
+        reader.add(letter)
+        most = max(most, len(reader._text))
+    assert most <= len('<tool_call>\n{"name": "weather", "arguments": {')
+    assert reader.n_calls == 1
+
+
+ENDS = "</parameter>\n</function>", "</parameter></function>", "</parameter>", "</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_values_as_xml_that_contain_closing_tags(end):
+    form = AnswerForm("none", "xml", [Tool("f", {"properties": {"o": {"type": "object"}, "a": {"type": "array"}}})])
+    arguments = {"o": {"k": f'"{end}'}, "a": [[end, "\\"], end + "</tool_call>"], "s": f"a {end} b"}
+    written = as_xml("f", **arguments)
+    for pieces in ([written], [*written]):
+        ((name, found),) = read(form, pieces)
+        assert (name, json.loads(found)) == ("f", arguments)
+    broken = as_xml("f", o='{"a": "b', s="c") + "\n" + as_xml("f")
+    (_, found), second = read(form, [broken])
+    assert (json.loads(found), second) == ({"o": '{"a": "b', "s": "c"}, ("f", "{}"))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +128,7 @@ def test_a_schema_is_looked_at_once(monkeypatch):
     referred, followed = _schemas._referred, []
     monkeypatch.setattr(_schemas, "_referred", lambda *given: followed.append(given[0]) or referred(*given))
     schema = {"anyOf": [*[{"$ref": "#/properties/key"}] * 7, {"type": "integer"}]}
-    assert _schemas.types_of(schema, {"properties": {"key": schema}}) == {"integer"}
+    assert _schemas.ArgumentTypes({"properties": {"key": schema}}).of("key") == {"integer"}
     assert len(followed) <= 7
 
 

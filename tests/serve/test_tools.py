@@ -135,15 +135,15 @@ def test_reasoning_that_is_off(api, models):
     ("kind", "text"),
     [
         ("json", '<tool_call>\n{"name": "clock", "arguments": }\n</tool_call>'),
-        ("json", '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}\n</tool_call>'),
-        ("json", '<tool_call>\n{"name": "clock", "arguments": {"a": 1e999}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"arguments": {"a": NaN}, "name": "clock"}\n</tool_call>'),
+        ("json", '<tool_call>\n{"arguments": {"a": 1e999}, "name": "clock"}\n</tool_call>'),
         ("json", '<tool_call>\n{"name": "clock", "arguments": [1]}\n</tool_call>'),
         ("json", '<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>'),
-        ("json", '<tool_call>\n{"name": "clock", "arguments": {}}\n'),
-        ("json", '<tool_call>\n{"name": "clock", "arguments": {}} and more\n</tool_call>'),
+        ("json", '<tool_call>\n{"arguments": {}, "name": "clock"}\n'),
+        ("json", '<tool_call>\n{"arguments": {}, "name": "clock"} and more\n</tool_call>'),
         ("json", '<tool_call>\n{"name": "clo\nck", "arguments": {}}\n</tool_call>'),
-        ("json", '<tool_call>\n{"name": "clock", "arguments": {"a": "\\ud800"}}\n</tool_call>'),
-        ("json", '<tool_call>\n{"name": "clock", "arguments": {"\\udfff": 1}}\n</tool_call>'),
+        ("json", '<tool_call>\n{"arguments": {"a": "\\ud800"}, "name": "clock"}\n</tool_call>'),
+        ("json", '<tool_call>\n{"arguments": {"\\udfff": 1}, "name": "clock"}\n</tool_call>'),
         ("json", '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>'),
         ("json", "<tool_call>clock()</tool_call>"),
         ("json", "<tool_call>"),
@@ -213,7 +213,38 @@ def test_a_call_put_together_from_a_stream_is_sent_back(server):
     assert server.client().post("/tokenize", json=body).status_code == 200
 
 
-def test_a_call_that_is_cut_off_stays_text(api, models):
+@pytest.mark.parametrize(
+    ("written", "arguments", "content"),
+    [
+        ('{"a": NaN}}\n</tool_call>', '{"a": NaN}', None),
+        ("{}", "{}", None),
+        ('{"a": {"b": "c', '{"a": {"b": "c', None),
+        ("{}} and more", "{}", "and more"),
+        ('{"a": </tool_call> more', '{"a": ', "more"),
+        ('{"a": "b\nc"}}</tool_call>', '{"a": "b', 'c"}}</tool_call>'),
+    ],
+)
+def test_arguments_are_passed_on_as_they_are_written(api, models, written, arguments, content):
+    text = f'<tool_call>{{"name": "clock", "arguments": {written}'
+    message, reason = ask(api, models["json"], text, tools=[CLOCK])
+    found = [call["function"] for call in message["tool_calls"]]
+    assert (found, reason) == ([{"name": "clock", "arguments": arguments}], "tool_calls")
+    assert message["content"] == content
+
+
+def test_arguments_come_in_pieces(api, models):
+    says(models["json"], as_json("weather", city="Zürich", days=3))
+    body = {"model": "json", "messages": ASK, "tools": [WEATHER], "temperature": 0, "max_tokens": 500}
+    calls = []
+    for chunk in api.chat.completions.create(stream=True, **body):
+        calls += chunk.choices[0].delta.tool_calls or ()
+    assert [(call.index, call.function.name) for call in calls] == [(0, "weather"), *[(0, None)] * (len(calls) - 1)]
+    pieces = [call.function.arguments for call in calls]
+    assert json.loads("".join(pieces)) == {"city": "Zürich", "days": 3}
+    assert max(map(len, pieces)) == 1  # as the model writes bytes
+
+
+def test_a_call_that_is_cut_off_before_its_arguments_stays_text(api, models):
     text = as_json("weather", city="Basel")
     message, reason = ask(api, models["json"], text, tools=[WEATHER], max_tokens=30)
     assert (message["content"], message["tool_calls"], reason) == (text[:30], None, "length")
@@ -372,7 +403,7 @@ CALLED = {"id": "a", "type": "function", "function": {"name": "f", "arguments": 
                 ]
             },
             "messages.0.tool_calls.0.function.arguments",
-            "no JSON object",
+            "not a JSON object",
         ),
     ],
     ids=str,

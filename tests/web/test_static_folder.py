@@ -19,7 +19,7 @@ pytest.importorskip("transformers", reason="needs the extra export: pip install 
 from recurra import open_run
 from recurra.cli import main
 from recurra.data.memory_horizon import memory_horizon_targets
-from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.packing import pack_linear_layers
 from recurra.serve._model import first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream

@@ -1,6 +1,7 @@
 from recurra._choices import DTYPES
-from recurra.decoding.linear import DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import CompiledStep, StateShapeChanges, TracedStep, prepare
 
 __all__ = [

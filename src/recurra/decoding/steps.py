@@ -11,12 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from recurra.checks import require_at_least, require_literal, sentence
+from recurra.checks import require, require_at_least, require_literal, sentence
 from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding._windows import Rows, filled_up, first_rows
-from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.packing import pack_linear_layers
 from recurra.layers.quantization import dequantized
 from recurra.mixers.base import Mixer
 from recurra.models.shell import LanguageModelShell
@@ -411,21 +412,18 @@ def prepare(
         RuntimeError: Numba is missing.
     """
     require_literal(Literal["auto", "off", "on"], graphs=graphs)
-    vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
-    if not isinstance(vocab_size, int):
-        raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
+    vocab_size: Any = getattr(getattr(model, "config", None), "vocab_size", None)
+    require(isinstance(vocab_size, int), "model.config.vocab_size", vocab_size, "the number of tokens")
+    states = {"kv_cache_dtype": kv_cache_dtype, "state_dtype": state_dtype}
     if graphs != "off" and next(model.parameters()).device.type == "cuda":
-        for name, given in {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "state_dtype": state_dtype}.items():
-            if given != "float32":
-                expected = "float32, the default, on a card: its weights stay as they are"
-                raise ValueError(sentence(name, given, expected))
+        for name, given in {"dtype": dtype, **states}.items():
+            require(given == "float32", name, given, "float32, the default, on a card: its weights stay as they are")
         return _captured(model, vocab_size, graphs)
     if graphs == "on":
         raise ValueError(sentence("graphs", "on, and the model is not on a CUDA device", "auto or off"))
     if NUMBA_IS_MISSING:
         hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
-    states = {"kv_cache_dtype": kv_cache_dtype, "state_dtype": state_dtype}
     packed = pack_linear_layers(model, dtype, **states, in_place=in_place)
     for form in (CompiledStep, TracedStep):
         try:

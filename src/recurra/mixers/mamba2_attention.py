@@ -22,8 +22,25 @@ class Mamba2AttentionState(NamedTuple):
     values: Float[Tensor, "B p G d_head"]
 
 
+class MambaAndAttention(Mixer):
+    """A mixer with both, and with both their states."""
+
+    masks_products = True
+
+    def __init__(self, d_model: int, mamba: Mamba2, attention: RotaryAttention) -> None:
+        specs = mamba.state_layout._asdict() | attention.state_layout._asdict()
+        super().__init__(d_model, Mamba2AttentionState, **specs)
+        self.mamba, self.attention = mamba, attention
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        return self.mamba.transition_parameters()
+
+    def why_not_exportable(self) -> str:
+        return self.attention.why_not_exportable()
+
+
 @register_mixer("mamba2-attention")
-class Mamba2Attention(Mixer):
+class Mamba2Attention(MambaAndAttention):
     """y = Mamba2(x) + RotaryAttention(x): both read the same input, and add to the same residual stream.
 
     Args:
@@ -31,8 +48,6 @@ class Mamba2Attention(Mixer):
         n_mamba_heads: heads of Mamba-2, its `n_heads`.
         n_heads, n_kv_heads, d_head, rotated_share, window, rotation_base, dropout: as those of `rotary-attention`.
     """
-
-    masks_products = True
 
     def __init__(
         self,
@@ -74,12 +89,7 @@ class Mamba2Attention(Mixer):
             rotation_base=rotation_base,
             dropout=dropout,
         )
-        specs = mamba.state_layout._asdict() | attention.state_layout._asdict()
-        super().__init__(d_model, Mamba2AttentionState, **specs)
-        self.mamba, self.attention = mamba, attention
-
-    def transition_parameters(self) -> set[nn.Parameter]:
-        return self.mamba.transition_parameters()
+        super().__init__(d_model, mamba, attention)
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
         """Return those of Mamba-2."""
@@ -89,6 +99,3 @@ class Mamba2Attention(Mixer):
         recurrent, ours = self.mamba.mix(x, Mamba2State(*state[:2]), None)
         attended, theirs = self.attention.mix(x, RotaryAttentionState(*state[2:]), None)
         return recurrent + attended, Mamba2AttentionState(*ours, *theirs)
-
-    def why_not_exportable(self) -> str:
-        return self.attention.why_not_exportable()

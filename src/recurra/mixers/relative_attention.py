@@ -74,7 +74,13 @@ class RelativeAttention(Mixer):
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
         channels = n_heads * d_head
-        super().__init__(d_model, RelativeAttentionState, **_specs(d_model, channels, window))
+        super().__init__(
+            d_model,
+            RelativeAttentionState,
+            memory=StateSpec((Dim("m", mem_len), d_model)),
+            context=StateSpec((Dim("c", mem_len), 2 * channels)),
+            segment=StateSpec((Dim("p", segment_length - 1), 2 * channels)),
+        )
         self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
@@ -119,11 +125,6 @@ class RelativeAttention(Mixer):
         memory = raw[:, torch.sym_max(raw.shape[1] - self.window.mem_len, 0) :].to(state.memory.dtype, copy=True)
         layers = memory, context.to(memory.dtype), segment.to(memory.dtype)
         return self.output_projection(y), RelativeAttentionState(*layers)
-
-    def with_window(self, window: AttentionWindow) -> None:
-        """Change the lengths of the window; states of the old window do not fit the new one."""
-        self.window = window
-        self.state_layout = type(self.state_layout)(**_specs(self.d_model, self.n_heads * self.d_head, window))
 
     def why_not_exportable(self) -> str:
         return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"
@@ -263,11 +264,3 @@ class PreNormRelativeAttention(RelativeAttention):
         self, x: Tensor, state: RelativeAttentionState, mask: None, *, norm: nn.Module, encoding: Tensor | None = None
     ) -> tuple[Tensor, RelativeAttentionState]:
         return self._by_segments(x, state, self.encode(x, state) if encoding is None else encoding, norm)
-
-
-def _specs(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
-    return {
-        "memory": StateSpec((Dim("m", window.mem_len), d_model)),
-        "context": StateSpec((Dim("c", window.mem_len), 2 * channels)),
-        "segment": StateSpec((Dim("p", window.segment_length - 1), 2 * channels)),
-    }

@@ -14,7 +14,7 @@ from recurra.layers.feed_forward import TiedLinear
 from recurra.layers.norms import RMSNorm
 from recurra.mixers.base import Mixer, register_mixer
 from recurra.mixers.mamba2 import Mamba2, Mamba2State
-from recurra.mixers.mamba2_attention import Mamba2AttentionState
+from recurra.mixers.mamba2_attention import Mamba2AttentionState, MambaAndAttention
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 
 
@@ -35,7 +35,7 @@ class _Adapted(nn.Module):
 
 
 @register_mixer("zamba2")
-class Zamba2(Mixer):
+class Zamba2(MambaAndAttention):
     """y = Mamba2(norm(x + W F(norm(attention(norm([x, e])))))), where e is the model's token embedding.
 
     x is the residual stream, before any norm. F(u) = W_down (GELU(W_gate u) * W_up u). The attention reads 2 d_model
@@ -56,7 +56,6 @@ class Zamba2(Mixer):
         layer: number of this mixer among a model's `zamba2` mixers, from 1, set by the model; None outside a model.
     """
 
-    masks_products = True
     takes_stream = True
     transition_looks_back = True
 
@@ -107,20 +106,19 @@ class Zamba2(Mixer):
             dropout=dropout,
             query_scale=2**0.5,
         )
-        specs = mamba.state_layout._asdict() | attention.state_layout._asdict()
-        super().__init__(d_model, Mamba2AttentionState, **specs)
+        super().__init__(d_model, mamba, attention)
         self.n_shared, self.layer = n_shared, layer
         self.d_carried = 0 if layer is None else d_model
         self.d_output = d_model + self.d_carried
         sizes = [n * attention.d_head for n in (n_heads, attention.n_kv_heads, attention.n_kv_heads)]
         attention.qkv = _Adapted(2 * d_model, sizes, rank if adapts_attention else None)  # type: ignore[assignment]
         attention.output_projection = TiedLinear(n_heads * attention.d_head, d_model, bias=False)  # type: ignore
-        self.norm_attention, self.attention = RMSNorm(2 * d_model, norm_epsilon), attention
+        self.norm_attention = RMSNorm(2 * d_model, norm_epsilon)
         self.norm_feed_forward = RMSNorm(d_model, norm_epsilon)
         self.gate_up = _Adapted(d_model, [2 * d_hidden], rank)
         self.down = TiedLinear(d_hidden, d_model, bias=False)
         self.projection = nn.Linear(d_model, d_model, bias=False)
-        self.norm_mamba, self.mamba = RMSNorm(d_model, norm_epsilon), mamba
+        self.norm_mamba = RMSNorm(d_model, norm_epsilon)
 
     @property
     def output_projection(self) -> nn.Module:
@@ -136,9 +134,6 @@ class Zamba2(Mixer):
         self.attention.qkv.linear = first.attention.qkv.linear
         self.attention.output_projection = first.attention.output_projection
         self.gate_up.linear = first.gate_up.linear
-
-    def transition_parameters(self) -> set[nn.Parameter]:
-        return self.mamba.transition_parameters()
 
     def transition(
         self, x: Float[Tensor, "B L d_in"], state: Mamba2AttentionState | None
@@ -159,6 +154,3 @@ class Zamba2(Mixer):
         gate, up = self.gate_up(self.norm_feed_forward(seen).to(x.dtype)).chunk(2, -1)
         added = self.projection(self.down(functional.gelu(gate) * up))
         return self.norm_mamba(x + added).to(x.dtype), attended
-
-    def why_not_exportable(self) -> str:
-        return self.attention.why_not_exportable()

@@ -1,8 +1,7 @@
 """Transformer-XL (Dai et al., arXiv 1901.02860); without memory, the Transformer over single segments."""
 
-import copy
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from torch import nn
 
@@ -118,21 +117,6 @@ class TransformerXL(EncodedShell):
     def published_row(self) -> str | None:
         """The formula knows a memory as long as a segment, or none."""
         return self.kind if self.config.mem_len in (0, self.config.segment_length) else None
-
-    def with_lengths(self, **lengths: Any) -> "TransformerXL":
-        """Return the same model, with shared weights and different lengths: evaluation often uses a longer memory.
-
-        The two models' states are not interchangeable. Raises TypeError for an unknown name, ValueError for a length
-        out of range.
-        """
-        if unknown := [name for name in lengths if name not in _LENGTHS]:
-            raise TypeError(f"lengths has {', '.join(unknown)}; expected only {', '.join(_LENGTHS)}")
-        config = replace(self.config, **lengths)
-        twin = copy.deepcopy(self, {id(tensor): tensor for tensor in self.parameters()})
-        twin.config = config
-        for attention in cast(list[RelativeAttention], twin.attentions):
-            attention.with_window(config.window)
-        return twin
 
 
 def _make_block(config: TransformerXLConfig) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Grammars for answers with tool calls whose arguments must fulfil their schemas.
+"""Grammars for answers with tool calls whose arguments must match their schemas.
 
 In a JSON call, the arguments are one object, for which llguidance compiles the schema. In an XML call, each argument
 is separate: strings are written without quotes, everything else as JSON. Conditions on such a string, or on several
@@ -12,7 +12,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.serve._grammar import WHITESPACE, Lark
 from recurra.serve._http import ApiError
-from recurra.serve._schemas import require_finite, resolved, types_of
+from recurra.serve._schemas import ArgumentTypes, require_finite, resolved
 from recurra.serve._tools import (
     CALL,
     END_CALL,
@@ -87,44 +87,43 @@ def _xml_rules(name: str, tool: Tool, schema: dict[str, Any] | None) -> list[str
         argument = f'{_text(PARAMETER)} /[A-Za-z0-9_.-]{{1,64}}/ ">\\n" value "\\n"'
         return [f"{name}: {begin} ({argument})* {end}"]
     if unknown := set(schema) - _OF_OBJECTS:
-        raise _refused(tool.name, f"parameters with {min(unknown)!r}", "properties, required and a schema of each")
+        raise _refused(tool.name, f"an object with {min(unknown)!r}", "only 'properties' and 'required'")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     names = required if isinstance(required, list) else [None]
     if not isinstance(properties, dict) or not all(isinstance(key, str) for key in names):
-        raise _refused(tool.name, "no JSON schema", "one with properties and a list of required ones")
+        raise _refused(tool.name, "not a JSON schema", "an object 'properties' and a list 'required'")
     properties = {**properties, **{key: {} for key in required if key not in properties}}
-    rules, parts = [], []
+    rules, parts, types = [], [], ArgumentTypes(schema)
     for index, (key, of_key) in enumerate(properties.items()):
         if not _KEY.fullmatch(key):
-            raise _refused(tool.name, f"a parameter {key!r}", "names without <, > and line breaks")
+            raise _refused(tool.name, f"one with a parameter {key!r}", "names without <, > and line breaks")
         parts.append(f"{name}_{index}{'' if key in required else '?'}")
-        rules.append(
-            f"{parts[-1].rstrip('?')}: {_text(f'{PARAMETER}{key}>')} {_value(of_key, schema, f'{key} of {tool.name}')}"
-        )
+        value = _value(of_key, schema, types.allowed(of_key), f"{tool.name}.{key}")
+        rules.append(f"{parts[-1].rstrip('?')}: {_text(f'{PARAMETER}{key}>')} {value}")
     return [f"{name}: {begin} {' '.join(parts)} {end}", *rules]
 
 
-def _value(schema: Any, root: dict[str, Any], which: str) -> str:
+def _value(schema: Any, root: dict[str, Any], types: set[str], which: str) -> str:
     """Return the rule for an argument's value and its closing tag."""
     found = {} if schema is True else resolved(schema, root)
     several = [found.get(key, []) for key in ("anyOf", "oneOf")] if isinstance(found, dict) else [None]
     options = [found, *(resolved(one, root) for some in several if isinstance(some, list) for one in some)]
     if not all(isinstance(some, list) for some in several) or not all(map(_may_be_schema, options)):
-        raise _refused(which, "no JSON schema", "one")
-    types, after = types_of(schema, root), _text(f"\n{END_PARAMETER}\n")
+        raise _refused(which, "not a JSON schema", "an object whose 'anyOf' and 'oneOf' are lists of schemas")
+    after = _text(f"\n{END_PARAMETER}\n")
     values = found.get("enum", [found["const"]] if "const" in found else None)
     if values and isinstance(values, list):
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         if tag := next((tag for tag in (END_PARAMETER, END_FUNCTION) if any(tag in text for text in texts)), None):
-            raise _refused(which, f"a value with {tag}", "values without it")  # the value would end there
+            raise _refused(which, f"one that allows a value with {tag}", "values without it")  # the end of a value
         return f'"\\n" ({" | ".join(map(_text, texts))}) {after}'
     if types and "string" not in types:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return f'"\\n" {_json({**schema, **definitions})} {after}'
     keywords = set().union(*options) - _NOTES - {"anyOf", "oneOf"}
     if keywords or not types <= _SCALARS:
-        got = f"a text with {min(keywords)!r}" if keywords else "a text, an array or an object"
-        raise _refused(which, got, "a text without conditions")
+        got = f"a string with {min(keywords)!r}" if keywords else "a string, an array or an object"
+        raise _refused(which, got, "a string without conditions")
     return '"\\n" value "\\n"'
 
 
@@ -133,7 +132,5 @@ def _may_be_schema(schema: Any) -> bool:
 
 
 def _refused(which: str, got: str, expected: str) -> ApiError:
-    hint = (
-        "this model writes arguments one by one, as XML; without strict, and with tool_choice 'auto', any schema fits"
-    )
+    hint = "this model writes arguments as XML; any schema is accepted without strict and with tool_choice 'auto'"
     return ApiError(400, sentence(f"the schema of {which}", got, expected, hint), param="tools")

@@ -52,7 +52,7 @@ class _CalledFunction(Body):
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise ValueError("no JSON object; expected one")
+            raise ValueError("not a JSON object; expected one, or its JSON as text")
         return found
 
 

@@ -29,7 +29,7 @@ from recurra.serve._model import ServedModel
 from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
 from recurra.serve._service import By, Caller, Service
 from recurra.serve._streaming import message, respond
-from recurra.serve._tools import AnswerForm, AnswerReader, Call
+from recurra.serve._tools import AnswerForm, AnswerReader, Arguments, Call, Piece, whole_calls
 from recurra.streams.continuation import start_of
 
 router = APIRouter(tags=["openai"])
@@ -159,7 +159,7 @@ class _Delta:
     tokens: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call | Arguments] = field(default_factory=list)
 
 
 class _Answer:
@@ -325,7 +325,7 @@ class _Chat(_Answer):
         self._readers = [] if form.is_plain else [AnswerReader(form) for _ in range(self._n_choices)]
 
     def choice(self, delta: _Delta) -> dict[str, Any]:
-        beside = {"reasoning_content": delta.reasoning, "tool_calls": [call.json() for call in delta.calls]}
+        beside = {"reasoning_content": delta.reasoning, "tool_calls": whole_calls(delta.calls)}
         beside = {name: value for name, value in beside.items() if value}
         return {"message": {"role": "assistant", "content": delta.text or (None if beside else ""), **beside}}
 
@@ -333,7 +333,7 @@ class _Chat(_Answer):
         """Return what is new of the message; a delta without anything is the opening."""
         if delta == _Delta(delta.choice):
             return {"delta": {"role": "assistant", "content": ""}}
-        calls = [piece for call in delta.calls for piece in call.deltas()]
+        calls = [part.delta() for part in delta.calls]
         fields = {"content": delta.text, "reasoning_content": delta.reasoning, "tool_calls": calls}
         return {"delta": {name: value for name, value in fields.items() if value}}
 
@@ -346,7 +346,7 @@ class _Chat(_Answer):
         choice, reader = delta.choice, self._readers[delta.choice]
         parts = [_Delta(choice, tokens=delta.tokens)] if delta.tokens else []
         for piece in reader.add(delta.text, is_last=delta.finish_reason is not None):
-            if isinstance(piece, Call):
+            if not isinstance(piece, Piece):
                 parts.append(_Delta(choice, calls=[piece]))
             elif piece.is_reasoning:
                 parts.append(_Delta(choice, reasoning=piece.text))

@@ -1,4 +1,4 @@
-"""JSON schemas of answers: the types they allow, and schemas that no finite value fulfils."""
+"""JSON schemas of answers: the types they allow, and schemas that no finite value can satisfy."""
 
 import json
 from typing import Any
@@ -9,13 +9,6 @@ from recurra.serve._http import ApiError
 
 _MOST_SCHEMAS = 10_000
 """Limit on the schemas searched for the types of one argument."""
-
-
-def typed(values: dict[str, str], schema: dict[str, Any]) -> dict[str, Any]:
-    """Convert arguments to the types in their schema. A text that cannot be converted stays a string."""
-    known = schema.get("properties")
-    known = known if isinstance(known, dict) else {}
-    return {key: _typed(text, types_of(known.get(key), schema)) for key, text in values.items()}
 
 
 def _typed(text: str, types: set[str]) -> Any:
@@ -31,7 +24,7 @@ def _typed(text: str, types: set[str]) -> Any:
 
 
 def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _type_of(value: Any) -> set[str]:
@@ -44,28 +37,52 @@ def _type_of(value: Any) -> set[str]:
     return {kinds[type(value)]}
 
 
-def types_of(schema: Any, root: dict[str, Any]) -> set[str]:
-    """Return the types that a schema allows; empty if it does not restrict them. Linear in the schema's size."""
-    found: set[str] = set()
-    waiting, seen = [schema], set()
-    for _ in range(_MOST_SCHEMAS):
-        if not waiting:
-            break
-        schema = waiting.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        options: list[Any] = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), [])
-        if isinstance(where := schema.get("$ref"), str):
-            waiting.append(_referred(where, root))
-        elif isinstance(named := schema.get("type"), (str, list)):
-            found.update([named] if isinstance(named, str) else (one for one in named if isinstance(one, str)))
-        elif isinstance(values, list):
-            found.update(*map(_type_of, values))
-        else:
-            waiting += options
-    return found
+class ArgumentTypes:
+    """The types that the schema of a tool's arguments allows.
+
+    Each argument and each list of values is looked at once, whatever the number of calls and references.
+    """
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._root = schema
+        self._of_arguments: dict[str, set[str]] = {}
+        self._of_values: dict[int, set[str]] = {}  # by the id of their schema
+
+    def of(self, name: str) -> set[str]:
+        """Return the types of an argument; empty if any fits."""
+        if name not in self._of_arguments:
+            known = self._root.get("properties")
+            self._of_arguments[name] = self.allowed(known.get(name) if isinstance(known, dict) else None)
+        return self._of_arguments[name]
+
+    def convert(self, texts: dict[str, str]) -> dict[str, Any]:
+        """Convert arguments to their types. A text that cannot be converted stays a string."""
+        return {name: _typed(text, self.of(name)) for name, text in texts.items()}
+
+    def allowed(self, schema: Any) -> set[str]:
+        """Return the types that a part of the schema allows; empty if it does not restrict them. Linear time."""
+        found: set[str] = set()
+        waiting, seen = [schema], set()
+        for _ in range(_MOST_SCHEMAS):
+            if not waiting:
+                break
+            schema = waiting.pop()
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+            lists = (schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list))
+            if isinstance(where := schema.get("$ref"), str):
+                waiting.append(_referred(where, self._root))
+            elif isinstance(named := schema.get("type"), (str, list)):
+                found.update([named] if isinstance(named, str) else (one for one in named if isinstance(one, str)))
+            elif isinstance(values, list):
+                if id(schema) not in self._of_values:
+                    self._of_values[id(schema)] = set().union(*map(_type_of, values))
+                found |= self._of_values[id(schema)]
+            else:
+                waiting += next(lists, [])
+        return found
 
 
 def resolved(schema: Any, root: dict[str, Any]) -> Any:
@@ -78,15 +95,15 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
 
 
 def require_finite(name: str, schema: Any, param: str) -> None:
-    """Raise ApiError if the schema, called `name` in the message, contains one that no finite value fulfils."""
+    """Raise ApiError if no finite value can satisfy a part of the schema, which the message calls `name`."""
     if (place := endless(schema)) is not None:
-        got, expected = f"endless at {place}", "one that finite values fulfil"
-        hint = "there it needs itself, by references and required members alone"
+        got, expected = f"infinitely recursive at {place}", "a schema that a finite value can satisfy"
+        hint = "make a property on the way back to it optional, or give it an alternative"
         raise ApiError(400, sentence(name, got, expected, hint), param=param)
 
 
 def endless(schema: Any) -> str | None:
-    """Return the path to a part of the schema that no finite value fulfils; None if there is none. Linear time.
+    """Return the path to a part of the schema that no finite value can satisfy; None if there is none. Linear time.
 
     Such a part requires itself through references, alternatives and required members. Its grammar never terminates.
     """
@@ -155,8 +172,9 @@ def _parts(schema: Any, root: dict[str, Any]) -> tuple[list[_Parts], _Parts]:
 def _referred(where: str, root: dict[str, Any]) -> Any:
     """Return the target of a reference; None if it is not within the same schema."""
     base, _, pointer = where.partition("#")
-    found: Any = root if base in ("", root.get("$id")) else None
-    for step in pointer.split("/")[1:]:
+    first, *steps = pointer.split("/")
+    found: Any = root if base in ("", root.get("$id")) and not first else None  # first: the name of an anchor
+    for step in steps:
         step = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, list):
             found = found[int(step)] if step.isdecimal() and len(step) < 9 and int(step) < len(found) else None

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from tests.quick_interpreter import sampled
 
 from recurra.ops.cells import _gru_triton as gru_triton
@@ -54,14 +55,10 @@ def draw(batch, length, size, number=NUMBER):
 
 
 def run(function, tensors, chosen=(0, 1)):
-    """Outputs, and the gradients of a fixed combination of those `chosen`."""
-    inputs = [x.detach().requires_grad_() for x in tensors]
-    projected, h, *weights = inputs
-    outputs = function(GRUCell(1, h.shape[1]), projected, h, RecurrentWeights(*weights))
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) for x in outputs]
-    value = sum((weights[i] * outputs[i]).sum(dtype=torch.float64) for i in chosen)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+    def call(projected, h, *weights):
+        return function(GRUCell(1, h.shape[1]), projected, h, RecurrentWeights(*weights))
+
+    return differentiate(call, tensors, chosen)
 
 
 def assert_near(actual, expected, tolerance=TOLERANCE):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from tests.ops.delta_rule.conftest import draw_inputs
 from tests.quick_interpreter import sampled
 
@@ -60,16 +61,6 @@ def by_steps(*inputs):
 WAYS = pytest.mark.parametrize("way", [by_kernels, in_chunks])
 
 
-def run(function, tensors, chosen=(0, 1)):
-    """Outputs, and the gradients of a fixed combination of those `chosen`."""
-    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
-    outputs = function(*inputs)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(y.shape, dtype=torch.float64, generator=generator).to(y) for y in outputs]
-    value = sum((weights[i] * outputs[i]).sum() for i in chosen)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
-
-
 def assert_near(actual, expected, tolerance=TOLERANCE):
     for name, mine, right in zip(NAMES, actual, expected, strict=True):
         assert (mine.dtype, mine.shape) == (right.dtype, right.shape), name
@@ -82,14 +73,14 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 @WAYS
 def test_outputs_and_gradients(way, sizes):
     tensors = draw(*sizes)
-    assert_near(run(way, tensors), run(by_steps, tensors))
+    assert_near(differentiate(way, tensors), differentiate(by_steps, tensors))
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
 @WAYS
 def test_either_output_alone_sends_its_gradient_back(way, chosen):
     tensors = draw(3, 1, 2, 3, 1)
-    assert_near(run(way, tensors, [chosen]), run(by_steps, tensors, [chosen]))
+    assert_near(differentiate(way, tensors, [chosen]), differentiate(by_steps, tensors, [chosen]))
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -98,9 +89,9 @@ def test_decays_of_nothing_and_all(way, per_channel):
     """A decay of 0 has a gradient too."""
     q, k, v, a, b, state = draw(7, 1, 2, 3, 1, per_channel)
     a[:, ::2], a[:, -1] = 1.0, 0.0
-    expected = run(by_steps, [q, k, v, a, b, state])
+    expected = differentiate(by_steps, [q, k, v, a, b, state])
     assert expected[5][:, -1].abs().min() > 0
-    assert_near(run(way, [q, k, v, a, b, state]), expected)
+    assert_near(differentiate(way, [q, k, v, a, b, state]), expected)
 
 
 def test_an_infinity_is_no_nan_beside_the_padding():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from torch.func import jvp, vmap
 
 from recurra import delta_rule
@@ -13,14 +14,8 @@ SIZES = [(1, 1), (3, 15), (1, 16), (5, 17), (64, 64), (2, 65), (7, 100), (16, 20
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "db", "dstate")
 
 
-def with_gradients(inputs, mode, used=(True, True)):
-    """Outputs, and the gradients of a fixed random combination of those that are used."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    y, last = delta_rule(*leaves, mode=mode)
-    generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (y, last)]
-    value = sum((g * x).sum() for x, g, is_used in zip((y, last), given, used) if is_used)
-    return [y, last, *torch.autograd.grad(value, leaves, materialize_grads=True)]
+def run(inputs, mode, chosen=None):
+    return differentiate(lambda *x: delta_rule(*x, mode=mode), inputs, chosen)
 
 
 def assert_near(actual, expected, inputs):
@@ -40,18 +35,18 @@ def test_it_is_the_reference(draw, length, d_qk, d_v):
     inputs = draw(length, 3, d_qk, d_v)
     single = inputs.to(torch.float32)
     kept = [x.clone() for x in single]
-    actual = with_gradients(single, "fused")
-    assert_near(actual, with_gradients(inputs, "recurrent"), inputs)
+    actual = run(single, "fused")
+    assert_near(actual, run(inputs, "recurrent"), inputs)
     assert all(map(torch.equal, single, kept))
     assert actual[1].data_ptr() != single.state.data_ptr()
     assert all(map(torch.equal, delta_rule(*single, mode="fused"), actual))
 
 
-@pytest.mark.parametrize("used", [(True, False), (False, True)], ids=["y", "last state"])
-def test_gradients_of_one_result_alone(draw, used):
+@pytest.mark.parametrize("chosen", [[0], [1]], ids=["y", "last state"])
+def test_gradients_of_one_result_alone(draw, chosen):
     inputs = draw(35, 2, 5, 20)
-    actual = with_gradients(inputs.to(torch.float32), "fused", used)
-    assert_near(actual, with_gradients(inputs, "recurrent", used), inputs)
+    actual = run(inputs.to(torch.float32), "fused", chosen)
+    assert_near(actual, run(inputs, "recurrent", chosen), inputs)
 
 
 @pytest.mark.parametrize("length", [1, 3, 70])
@@ -61,10 +56,10 @@ def test_decays_and_rates_of_exactly_zero(draw, length):
     a, b = (x.masked_fill(torch.rand(x.shape) < 0.3, 0) for x in (inputs.a, inputs.b))
     a[:, -1], b[:, -1] = 0, 0  # nothing comes after the newest
     inputs = inputs._replace(a=a, b=b)
-    expected = with_gradients(inputs, "recurrent")
+    expected = run(inputs, "recurrent")
     assert expected[5][a == 0].any()
     assert expected[6][b == 0].any()
-    assert_near(with_gradients(inputs.to(torch.float32), "fused"), expected, inputs)
+    assert_near(run(inputs.to(torch.float32), "fused"), expected, inputs)
 
 
 def test_second_derivatives(draw):
@@ -91,15 +86,15 @@ def test_transforms_of_functions(draw):
 
 def test_tensors_in_any_layout(draw):
     inputs = draw(6, 2, 5, 20).to(torch.float32)
-    expected = with_gradients(inputs, "fused")
+    expected = run(inputs, "fused")
     turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
     apart = [torch.stack([x, x], -1)[..., 0] for x in inputs]
     for other in (turned, apart):
         assert not other[0].is_contiguous()
-        assert all(map(torch.equal, with_gradients(other, "fused"), expected))
+        assert all(map(torch.equal, run(other, "fused"), expected))
     one = inputs.b[:1, :1].expand_as(inputs.b)
-    actual = with_gradients(inputs._replace(b=one), "fused")
-    assert all(map(torch.equal, actual, with_gradients(inputs._replace(b=one.contiguous()), "fused")))
+    actual = run(inputs._replace(b=one), "fused")
+    assert all(map(torch.equal, actual, run(inputs._replace(b=one.contiguous()), "fused")))
 
 
 def test_a_stream_has_the_same_bits_wherever_it_is_cut(draw):

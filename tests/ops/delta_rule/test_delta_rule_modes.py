@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.gradients import differentiate
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
 
@@ -30,12 +31,7 @@ def by_matrices(inputs):
 
 
 def run(inputs, mode):
-    """Outputs, and the gradients of a fixed random combination of both outputs."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    outputs = delta_rule(*leaves, mode=mode)
-    generator = torch.Generator().manual_seed(1)
-    value = sum((torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) * y).sum() for y in outputs)
-    return [*outputs, *torch.autograd.grad(value, leaves)]
+    return differentiate(lambda *x: delta_rule(*x, mode=mode), inputs)
 
 
 def assert_near(actual, expected, tolerance, what):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.gradients import differentiate
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
 from torch.nn import functional
@@ -42,16 +43,6 @@ def by_matrices(q, k, v, a, read, write, state):
     return torch.from_numpy(y), torch.from_numpy(last)
 
 
-def with_gradients(function, inputs, used=(True, True)):
-    """Outputs, and the gradients of a fixed random combination of those that are used."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    outputs = function(*leaves)
-    generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in outputs]
-    value = sum((g * x).sum() for x, g, is_used in zip(outputs, given, used) if is_used)
-    return [*outputs, *torch.autograd.grad(value, leaves, materialize_grads=True)]
-
-
 def assert_near(actual, expected, inputs):
     """Sums of n products round n times, in either direction: by about sqrt(n) eps; four of them follow one another."""
     n_terms = inputs[0].shape[1] + inputs[0].shape[-1] + inputs[2].shape[-1]
@@ -66,9 +57,9 @@ def test_the_references_are_the_papers_recurrence(length):
     inputs = draw(length)
     for function in (generalised_recurrent, generalised_chunk, generalised_delta_rule):
         torch.testing.assert_close(function(*inputs), by_matrices(*inputs), rtol=1e-12, atol=1e-12)
-    expected = with_gradients(generalised_recurrent, inputs)
-    assert_near(with_gradients(generalised_chunk, inputs), expected, inputs)
-    assert_near(with_gradients(generalised_chunk, [x.float() for x in inputs]), expected, inputs)
+    expected = differentiate(generalised_recurrent, inputs)
+    assert_near(differentiate(generalised_chunk, inputs), expected, inputs)
+    assert_near(differentiate(generalised_chunk, [x.float() for x in inputs]), expected, inputs)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -79,17 +70,17 @@ def test_the_kernels_are_the_reference(length, d_qk, d_v):
     inputs = draw(length, 3, d_qk, d_v)
     single = [x.float() for x in inputs]
     kept = [x.clone() for x in single]
-    actual = with_gradients(lambda *x: generalised_delta_rule(*x, backend="numba"), single)
-    assert_near(actual, with_gradients(generalised_recurrent, inputs), inputs)
+    actual = differentiate(lambda *x: generalised_delta_rule(*x, backend="numba"), single)
+    assert_near(actual, differentiate(generalised_recurrent, inputs), inputs)
     assert all(map(torch.equal, single, kept))
     assert all(map(torch.equal, generalised_delta_rule(*single), actual))
 
 
-@pytest.mark.parametrize("used", [(True, False), (False, True)], ids=["y", "last state"])
-def test_gradients_of_one_result_alone(used):
+@pytest.mark.parametrize("chosen", [[0], [1]], ids=["y", "last state"])
+def test_gradients_of_one_result_alone(chosen):
     inputs = draw(35, 2, 5, 20)
-    actual = with_gradients(generalised_delta_rule, [x.float() for x in inputs], used)
-    assert_near(actual, with_gradients(generalised_recurrent, inputs, used), inputs)
+    actual = differentiate(generalised_delta_rule, [x.float() for x in inputs], chosen)
+    assert_near(actual, differentiate(generalised_recurrent, inputs, chosen), inputs)
 
 
 def test_the_delta_rule_is_a_case():
@@ -124,9 +115,9 @@ def test_second_derivatives_and_transforms_go_around_the_kernels():
 
 def test_tensors_in_any_layout_and_a_stream_cut_anywhere_have_the_same_bits():
     inputs = [x.float() for x in draw(40, 2, 9, 70)]
-    expected = with_gradients(generalised_delta_rule, inputs)
+    expected = differentiate(generalised_delta_rule, inputs)
     turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
-    assert all(map(torch.equal, with_gradients(generalised_delta_rule, turned), expected))
+    assert all(map(torch.equal, differentiate(generalised_delta_rule, turned), expected))
     outputs, state = [], inputs[6]
     for piece in zip(*(x.split([1, 20, 3, 16], 1) for x in inputs[:6])):
         y, state = generalised_delta_rule(*piece, state)

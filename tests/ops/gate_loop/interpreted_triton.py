@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from tests.quick_interpreter import sampled
 
 from recurra import gate_loop
@@ -46,14 +47,7 @@ def call(tensors, backend, **options):
 
 
 def run(tensors, backend, chosen=None):
-    """Outputs and gradients of a fixed combination of y, states and last state, or of those `chosen`."""
-    inputs = [x.detach().requires_grad_() for x in tensors]
-    outputs = call(inputs, backend)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) for x in outputs]
-    taken = range(len(outputs)) if chosen is None else chosen
-    value = sum((weights[i] * outputs[i]).sum(dtype=torch.float64) for i in taken)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+    return differentiate(lambda *x: call(x, backend), tensors, chosen)
 
 
 def assert_near(actual, expected, tolerance):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from tests.quick_interpreter import sampled
 from torch.func import jvp, vmap
 
@@ -76,16 +77,6 @@ def by_steps(q, k, v, a, state):
     return gate_loop(q, k, v, a, state=state, mode="recurrent")
 
 
-def run(function, tensors, chosen=(0, 1)):
-    """Outputs, and the gradients of a fixed combination of those `chosen`."""
-    inputs = [x.detach().requires_grad_() for x in tensors]
-    outputs = function(*inputs)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, dtype=torch.complex128, generator=generator).to(DEVICE) for x in outputs]
-    value = sum((weights[i] * outputs[i]).real.sum() for i in chosen)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
-
-
 def assert_near(actual, expected, tolerance=TOLERANCE):
     for name, mine, right in zip(NAMES, actual, expected, strict=True):
         assert mine.shape == right.shape
@@ -121,7 +112,7 @@ def own_blocks():
 @pytest.mark.parametrize("case", sampled([(name,) for name in CASES], QUICK.__contains__))
 def test_outputs_and_gradients(case):
     tensors = CASES[case].draw()
-    assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
+    assert_near(differentiate(chunk_by_kernels, tensors), differentiate(by_steps, tensors))
 
 
 @pytest.mark.usefixtures("own_blocks", "poisoned_memory")
@@ -132,7 +123,7 @@ def test_outputs_and_gradients(case):
 )
 def test_blocks_of_their_own_size(case):
     tensors = case.draw()
-    assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
+    assert_near(differentiate(chunk_by_kernels, tensors), differentiate(by_steps, tensors))
 
 
 @pytest.mark.parametrize(
@@ -145,9 +136,9 @@ def test_gates_of_nothing_little_and_all(vector, complex_):
     sizes = torch.tensor([0, 1e-6, 1, 1, 1, 1e6], dtype=NUMBER, device=DEVICE)
     a = a / a.abs() * sizes[torch.randint(6, a.shape, device=DEVICE)].clamp_max(1 if DEVICE.type == "cuda" else 1e6)
     a[:, -1] = 0
-    expected = run(by_steps, [q, k, v, a, state])
+    expected = differentiate(by_steps, [q, k, v, a, state])
     assert expected[5][:, -1].abs().min() > 0
-    actual = run(chunk_by_kernels, [q, k, v, a, state])
+    actual = differentiate(chunk_by_kernels, [q, k, v, a, state])
     for mine, right in zip((x.detach() for x in actual), (x.detach() for x in expected)):
         torch.testing.assert_close(mine, right, rtol=100 * TOLERANCE, atol=TOLERANCE * right.abs().median().item())
 
@@ -158,15 +149,17 @@ def test_single_precision_over_a_chunk_of_equal_gates(gate):
     """These transitions multiply to 1e-102, which float32 cannot hold; neighbours still see each other."""
     q, k, v, _, state = Case(1, 17, 1, 5, 3).draw(torch.float32)
     a = torch.full((1, 17, 1, 1), gate, device=DEVICE)
-    actual = run(chunk_by_kernels, [q, k, v, a, state])
+    actual = differentiate(chunk_by_kernels, [q, k, v, a, state])
     assert {x.dtype for x in actual} == {torch.float32}
-    assert_near(actual, run(by_steps, [x.double() for x in (q, k, v, a, state)]), 2e-6 if INTERPRETED else 2e-5)
+    assert_near(
+        actual, differentiate(by_steps, [x.double() for x in (q, k, v, a, state)]), 2e-6 if INTERPRETED else 2e-5
+    )
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
 def test_either_output_alone_sends_its_gradient_back(chosen):
     tensors = Case(1, 3, 1, 2, 3).draw()
-    assert_near(run(chunk_by_kernels, tensors, [chosen]), run(by_steps, tensors, [chosen]))
+    assert_near(differentiate(chunk_by_kernels, tensors, [chosen]), differentiate(by_steps, tensors, [chosen]))
 
 
 @pytest.mark.parametrize(
@@ -177,10 +170,10 @@ def test_half_types_through_the_front_door(dtype):
     q, k, v, a, state = Case(1, 5, 1, 5, 3).draw(torch.float32)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     front = lambda *x: gate_loop(*x[:4], state=x[4], mode="chunk", backend="triton")  # noqa: E731
-    actual = run(front, [q, k, v, a, state])
+    actual = differentiate(front, [q, k, v, a, state])
     assert [x.dtype for x in actual] == [dtype, torch.float32, *[dtype] * 3, torch.float32, torch.float32]
     assert chunk_by_kernels(q, k, v, a, state)[0].dtype == dtype
-    wide = run(by_steps, [x.float() for x in (q, k, v, a, state)])
+    wide = differentiate(by_steps, [x.float() for x in (q, k, v, a, state)])
     rounding = torch.finfo(dtype).eps
     assert_near(actual, wide, 2 * rounding)
     torch.testing.assert_close(actual[1], wide[1], **({} if INTERPRETED else {"rtol": rounding, "atol": rounding}))
@@ -236,8 +229,8 @@ def test_memory_layouts():
     a = a[:, :1].expand(a.shape).conj()
     k = k.mT.contiguous().mT
     v, state = v.transpose(0, 2).contiguous().transpose(0, 2), state.mT.contiguous().mT
-    expected = run(by_steps, [x.resolve_conj().contiguous() for x in (q, k, v, a, state)])
-    assert_near(run(chunk_by_kernels, [q, k, v, a, state]), expected)
+    expected = differentiate(by_steps, [x.resolve_conj().contiguous() for x in (q, k, v, a, state)])
+    assert_near(differentiate(chunk_by_kernels, [q, k, v, a, state]), expected)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -246,7 +239,7 @@ def test_empty_tensors(shape):
     batch, length, heads, d_qk, d_v = shape
     q, v = (torch.ones(batch, length, heads, d, device=DEVICE) for d in (d_qk, d_v))
     state = torch.randn(batch, heads, d_qk, d_v, device=DEVICE)
-    y, last, *gradients = run(chunk_by_kernels, [q, q, v, q, state])
+    y, last, *gradients = differentiate(chunk_by_kernels, [q, q, v, q, state])
     assert y.shape == v.shape
     assert torch.equal(last, state)
     assert [x.shape for x in gradients] == [x.shape for x in (q, q, v, q, state)]
@@ -290,4 +283,4 @@ def test_traced_in_full(compiler):
         2 * q, k, v, a.sigmoid(), state=state, mode="chunk", backend="triton"
     )
     compiled = torch.compile(function, fullgraph=True, backend=compiler)
-    assert_near(run(compiled, tensors), run(function, tensors), 1e-6)
+    assert_near(differentiate(compiled, tensors), differentiate(function, tensors), 1e-6)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from torch.autograd import gradcheck, gradgradcheck
 
 from recurra import gate_loop
@@ -39,14 +40,7 @@ def outputs_of(result):
 
 
 def run(arguments, backend, chosen=None):
-    """Outputs and gradients of a fixed combination of y, states and last state, or of those `chosen`."""
-    inputs = [x.detach().requires_grad_() for x in flatten(*arguments)]
-    outputs = outputs_of(fused(*unflatten(inputs), backend=backend))
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x.dtype) for x in outputs]
-    taken = range(len(outputs)) if chosen is None else chosen
-    value = sum((weights[i] * outputs[i]).sum(dtype=torch.float64) for i in taken)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+    return differentiate(lambda *x: outputs_of(fused(*unflatten(x), backend=backend)), flatten(*arguments), chosen)
 
 
 def assert_near(actual, expected, tolerance):
@@ -68,12 +62,7 @@ def test_odd_sizes(channels, kind):
 
 
 def run_complex(inputs, chosen, backend):
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    outputs = gate_loop(*inputs[:4], state=inputs[4], mode="fused", backend=backend)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, dtype=torch.complex128, generator=generator).to(x.dtype) for x in outputs]
-    value = sum((weights[i].conj() * outputs[i]).real.sum() for i in chosen)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+    return differentiate(lambda *x: gate_loop(*x[:4], state=x[4], mode="fused", backend=backend), inputs, chosen)
 
 
 @pytest.mark.parametrize("channels", ODD_SIZES)

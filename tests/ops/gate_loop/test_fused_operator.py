@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from torch.func import grad, jvp, vmap
 
 from recurra import gate_loop
@@ -24,13 +25,6 @@ def test_transforms_are_right():
         torch.testing.assert_close(
             transform(function("fused")), transform(function("recurrent")), rtol=1e-10, atol=1e-10
         )
-
-
-def differentiate(function, inputs):
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    outputs = function(*inputs)
-    value = sum(x.abs().square().sum() for x in outputs)
-    return [*outputs, *torch.autograd.grad(value, inputs)]
 
 
 @pytest.mark.compile

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests import gradients
 from torch.autograd import gradgradcheck
 
 from recurra import gate_loop
@@ -30,14 +31,7 @@ def modes_for(inputs):
 
 
 def differentiate(function, inputs):
-    """Outputs, and the gradients of a fixed random combination of both outputs."""
-    inputs = type(inputs)(*(x.detach().requires_grad_() for x in inputs))
-    outputs = function(inputs)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, dtype=torch.complex128, generator=generator) for x in outputs]
-    weights = [(w if x.is_complex() else w.real).to(x.dtype) for w, x in zip(weights, outputs)]
-    value = sum((w.conj() * x).real.sum() if x.is_complex() else (w * x).sum() for w, x in zip(weights, outputs))
-    return [*outputs, *torch.autograd.grad(value, inputs)]
+    return gradients.differentiate(lambda *x: function(type(inputs)(*x)), inputs)
 
 
 def run(inputs, mode, backend="auto"):

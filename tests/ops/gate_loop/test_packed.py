@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 
 from recurra.ops.gate_loop.operator import Mode, gate_loop
 
@@ -34,14 +35,7 @@ def test_sequences_are_run_apart(case, has_state):
             for number, inputs in enumerate(zip(*(x.split(lengths, 1) for x in (q, k, v, a))))
         ]
         expected = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts])
-        weights = torch.randn_like(y), torch.randn_like(last)
-        results = []
-        for pair in ((y, last), expected):
-            loss = sum((w * x).sum().real for w, x in zip(weights, pair))
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-            results.append([*pair, *gradients])
-        for one, other in zip(*results):
-            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+        require_same_gradients((y, last), expected, leaves, 1e-11)
 
 
 def test_nan_stays_in_its_sequence(case):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.gradients import differentiate
 
 from recurra.ops.gate_loop.reference import softmax_attention
 
@@ -45,13 +46,6 @@ def by_the_equations(q, k, v, a, window=None):
         decayed_q = decayed_q * a[:, m]
     weights = torch.stack(scores, -1).softmax(-1)
     return torch.einsum("bnhm,bnhvm->bnhv", weights.to(v.dtype), torch.stack(values, -1))
-
-
-def differentiate(function, inputs):
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    y = function(*leaves)
-    weights = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(y.dtype)
-    return [y, *torch.autograd.grad((y * weights).sum().real, leaves, materialize_grads=True, allow_unused=True)]
 
 
 @pytest.mark.parametrize("gates", GATES)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 from torch.utils.flop_counter import FlopCounterMode
 
 from recurra.ops.scan.reference import associative_scan, matrix_recurrence, matrix_scan
@@ -32,11 +33,7 @@ def by_associative_scan(matrix, b, h0):
 @pytest.mark.parametrize("reference", [loop, by_associative_scan])
 def test_states_and_gradients_are_the_loops(reference, length):
     inputs = draw(length)
-    weights = torch.randn(3, length, 5, dtype=torch.float64)
-    expected, actual = reference(*inputs), matrix_scan(*inputs)
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-    gradients = [torch.autograd.grad((h * weights).sum(), inputs) for h in (actual, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+    require_same_gradients(matrix_scan(*inputs), reference(*inputs), inputs, 1e-12)
 
 
 def test_no_steps_give_no_states():

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from tests.gradients import differentiate
 from tests.quick_interpreter import sampled
 
 from recurra.ops.selective_scan import _triton as kernels
@@ -43,16 +44,6 @@ def by_kernels(*inputs):
     return selective_scan(*inputs, backend="triton")
 
 
-def run(function, tensors, chosen=(0, 1)):
-    """Outputs, and the gradients of a fixed combination of those `chosen`."""
-    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
-    outputs = function(*inputs)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(y.shape, dtype=torch.float64, generator=generator).to(DEVICE) for y in outputs]
-    value = sum((weights[i].to(outputs[i].dtype) * outputs[i]).sum(dtype=torch.float64) for i in chosen)
-    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
-
-
 def assert_near(actual, expected, tolerance=TOLERANCE):
     for name, mine, right in zip(NAMES, actual, expected, strict=True):
         assert mine.shape == right.shape, name
@@ -64,22 +55,22 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 @pytest.mark.parametrize("sizes", sampled([(s,) for s in SIZES], lambda sizes: sizes[1] < 19), ids=str)
 def test_outputs_and_gradients(sizes):
     tensors = draw(*sizes)
-    assert_near(run(by_kernels, tensors), run(at_once, tensors))
+    assert_near(differentiate(by_kernels, tensors), differentiate(at_once, tensors))
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
 def test_either_output_alone_sends_its_gradient_back(chosen):
     tensors = draw(1, 5, 3, 2)
-    assert_near(run(by_kernels, tensors, [chosen]), run(at_once, tensors, [chosen]))
+    assert_near(differentiate(by_kernels, tensors, [chosen]), differentiate(at_once, tensors, [chosen]))
 
 
 def test_bfloat16_beside_states_in_float32():
     """y and gradients are rounded once, states never; 3 roundings at most lie between the two sides."""
     tensors = draw(1, 5, 5, 2, torch.bfloat16)
-    found = run(by_kernels, tensors)
+    found = differentiate(by_kernels, tensors)
     bfloat16, float32 = torch.bfloat16, torch.float32
     assert [t.dtype for t in found] == [bfloat16, float32, *[bfloat16] * 2, float32, *[bfloat16] * 2, float32]
-    expected = run(at_once, [tensor.double() for tensor in tensors])
+    expected = differentiate(at_once, [tensor.double() for tensor in tensors])
     assert_near([t.double() for t in found], expected, 3 * torch.finfo(bfloat16).eps)
     torch.testing.assert_close(found[1].double(), expected[1], rtol=1e-5, atol=1e-5)
 

@@ -28,7 +28,8 @@ from recurra.convert.export.programs import (
     zero_state,
 )
 from recurra.decoding._products import rounded
-from recurra.decoding.linear import DecodingLinear, exact_modules, pack_linear_layers
+from recurra.decoding.linear import DecodingLinear
+from recurra.decoding.packing import exact_modules, pack_linear_layers
 from recurra.models.shell import LanguageModelShell
 
 _Weights: TypeAlias = Literal["int8", "float16", "float32"]

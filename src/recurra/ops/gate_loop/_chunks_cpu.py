@@ -51,8 +51,6 @@ from recurra.ops._toolkit.words import (
 _ROWS = 4  # of a product in registers
 _FLOAT = 4  # bytes
 _short, _one, _long = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", 2 * WIDTH)
-SIDE = 2 * WIDTH
-"""The channels of a head are padded to a multiple of this."""
 
 
 @compile_inline
