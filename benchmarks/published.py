@@ -259,6 +259,9 @@ def measure_number(
             found["steps"][context] |= in_turn(blocks, arguments.rounds)
             found["state bytes"][context] = n_bytes(mine.state)
     found["streams"][row] = streams(form)
+    del form
+    gc.collect()
+    return_free_memory()
     if has_peer:
         with Peer(arguments.peer, file, arguments.threads, STREAMS * 256, STREAMS) as llama:
             found["streams"][peer] = llama.streams(torch.randint(300, (64,)).tolist(), STREAMS)
