@@ -13,6 +13,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -25,7 +26,7 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.published import SHAPES, pair
+from benchmarks.published import SHAPES, ours, theirs
 from benchmarks.table import cpu_name
 from recurra.train._process import keep_large_blocks, recompute_blocks
 
@@ -63,15 +64,17 @@ class Peak:
 
 
 def measure(side: str, name: str, dtype: str, n_tokens: int, steps: int) -> dict[str, Any]:
-    peer, ours = pair(name)
-    model = ours if side == "recurra" else peer
-    assert model is not None
-    del peer, ours
-    model = adapted(model.to(DTYPES[dtype])).train()
+    peer: Any = theirs(name)
     if side == "recurra":
-        recompute_blocks(model.get_base_model())  # type: ignore[operator]
+        with tempfile.TemporaryDirectory() as folder:
+            if peer is not None:
+                peer.save_pretrained(folder)
+            peer = ours(name, Path(folder), DTYPES[dtype])
+    model: Any = adapted(peer.to(DTYPES[dtype])).train()
+    if side == "recurra":
+        recompute_blocks(model.get_base_model())
     else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     tokens, times = torch.randint(300, (1, n_tokens + 1)), []

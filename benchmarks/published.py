@@ -6,9 +6,11 @@
 
 Each model decodes one token at a time after each context (in interleaved blocks of 16 greedy steps), reads prompts, and
 decodes 16 concurrent streams. Weights are int8 and int4 in Recurra, Q8_0 and Q4_0 in llama.cpp (from files exported by
-Recurra), and bfloat16 in transformers, without CUDA extensions. transformers runs only contexts of up to --most tokens.
-llama.cpp times its own prompts and steps; its wheel may be built for older vector instructions than this CPU has.
-RWKV-7 has no class in transformers.
+Recurra), and bfloat16 in transformers, without CUDA extensions. One library or number of bits after the other is in
+memory: transformers first, then Recurra beside llama.cpp, whose server has one slot, and 16 for the streams. All
+compute only the last logits of a prompt. transformers runs only contexts of up to --most tokens. llama.cpp times its
+own prompts and steps; its wheel may be built for older vector instructions than this CPU has. RWKV-7 has no class in
+transformers.
 """
 
 import argparse
@@ -19,10 +21,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -39,7 +41,7 @@ from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes
-from recurra.train._process import keep_large_blocks
+from recurra.train._process import keep_large_blocks, return_free_memory
 
 STEPS, STREAMS = 16, 16
 ROPE = {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25}
@@ -143,8 +145,8 @@ def rwkv7(d_model: int, n_layer: int, vocab_size: int) -> LanguageModel:
     return LanguageModel(LanguageModelConfig(vocab_size, None, 2 * n_layer, d_model, 0, mixer=mixers, **shape)).eval()
 
 
-def pair(name: str) -> tuple[nn.Module | None, LanguageModel]:
-    """Return transformers' model, in bfloat16, and Recurra's, converted from its folder."""
+def theirs(name: str) -> nn.Module | None:
+    """Return transformers' model, in bfloat16; None if it has no class for it."""
     import transformers
     from transformers.utils import logging
 
@@ -152,18 +154,22 @@ def pair(name: str) -> tuple[nn.Module | None, LanguageModel]:
     logging.disable_progress_bar()
     kind, settings = SHAPES[name]
     if not kind:
-        return None, rwkv7(**settings)
+        return None
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}ForCausalLM").config_class(**settings)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        peer = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     finally:
         torch.set_default_dtype(torch.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        peer.save_pretrained(folder)
-        ours: Any = from_huggingface(Path(folder)).model
-    return peer, ours
+    return model
+
+
+def ours(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> LanguageModel:
+    """Return Recurra's model with the weights in `folder`, where `theirs` was saved."""
+    kind, settings = SHAPES[name]
+    model: Any = from_huggingface(folder, dtype=dtype).model if kind else rwkv7(**settings).to(dtype)
+    return model
 
 
 class Ours:
@@ -172,7 +178,7 @@ class Ours:
     def __init__(self, form: nn.Module, context: int, streams: int = 1) -> None:
         self.form, self.token, self.state = form, torch.zeros(streams, 1, dtype=torch.int64), None
         for piece in torch.randint(300, (streams, context)).split(1024, dim=1):
-            _, self.state = form(piece, self.state)
+            _, self.state = form.hidden(piece, self.state)  # type: ignore[operator]
 
     @torch.inference_mode()
     def block(self) -> float:
@@ -206,65 +212,72 @@ def _cache(output: Any) -> dict[str, Any]:
     return next({name: output[name]} for name in names if output.get(name) is not None)
 
 
-Blocks = dict[str, Callable[[], float]]
+def in_turn(blocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Run blocks in turn; return the median time of each."""
+    times: dict[str, list[float]] = {row: [] for row in blocks}
+    for turn in range(rounds + 1):
+        for row, block in blocks.items():
+            took = block()
+            times[row] += [took] if turn else []  # the first turn is a warm-up
+    return {row: statistics.median(taken) for row, taken in times.items()}
 
 
-class Sides:
-    """One model in all three libraries."""
+def measure_transformers(model: nn.Module, arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    for length in (length for length in arguments.prompts if length <= arguments.most):
+        call = partial(model, torch.randint(300, (1, length)), use_cache=True, logits_to_keep=1)
+        found["prompts"][length][TRANSFORMERS] = length / min(seconds_of(call) for _ in range(2))
+    for context in (context for context in arguments.contexts if context <= arguments.most):
+        found["steps"][context] |= in_turn({TRANSFORMERS: Theirs(model, context).block}, arguments.rounds)
 
-    def __init__(self, name: str, arguments: argparse.Namespace, stack: ExitStack) -> None:
-        self.peer, self.ours = pair(name)
-        self.most = arguments.most
-        self.forms = {f"recurra {number}": prepare(self.ours, number) for number in arguments.numbers}
-        self.llama: dict[str, Peer] = {}
-        if not Path(arguments.peer).exists():
-            print(f"{arguments.peer} does not exist: without llama.cpp (make llama)")
-            return
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
+
+def measure_number(
+    name: str, number: Literal["int8", "int4"], folder: Path, arguments: argparse.Namespace, found: dict[str, Any]
+) -> None:
+    """Measure Recurra beside llama.cpp. Besides their weights, little is in memory."""
+    model, kind = ours(name, folder), NUMBERS[number]
+    found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    row, peer, file = f"recurra {number}", f"llama.cpp {kind}", folder / f"{name}-{kind}.gguf"
+    has_peer = Path(arguments.peer).exists()
+    if has_peer:
         tokenizer = BytePairEncoding.train(["a cat and a dog"], 260)
-        longest = max(*arguments.contexts, *arguments.prompts, STREAMS * 256) + 4 * STEPS
-        for kind in (NUMBERS[number] for number in arguments.numbers):
-            file = folder / f"{name}-{kind}.gguf"
-            to_gguf(PortableModel(self.ours, tokenizer), file, dtype=kind.lower())  # type: ignore[arg-type]
-            peer = Peer(arguments.peer, file, arguments.threads, longest, STREAMS)
-            self.llama[f"llama.cpp {kind}"] = stack.enter_context(peer)
+        to_gguf(PortableModel(model, tokenizer), file, dtype=kind.lower())  # type: ignore[arg-type]
+    form: Any = prepare(model, number, in_place=True)
+    del model
+    return_free_memory()
+    longest = max(*arguments.contexts, *arguments.prompts) + 4 * STEPS
+    with Peer(arguments.peer, file, arguments.threads, longest) if has_peer else nullcontext() as llama:
+        for length in arguments.prompts:
+            tokens = torch.randint(300, (1, length))
+            took = min(seconds_of(partial(last_logits, form, tokens)) for _ in range(2))
+            found["prompts"][length][row] = length / took
+            if llama is not None:
+                took = min(llama.prefill(tokens[0].tolist()) for _ in range(2))
+                found["prompts"][length][peer] = 1e3 * length / took
+        for context in arguments.contexts:
+            mine, read = Ours(form, context), torch.randint(300, (context,)).tolist()
+            blocks = {row: mine.block} | ({peer: partial(llama_block, llama, read)} if llama is not None else {})
+            found["steps"][context] |= in_turn(blocks, arguments.rounds)
+            found["state bytes"][context] = n_bytes(mine.state)
+    found["streams"][row] = streams(form)
+    del form
+    gc.collect()
+    return_free_memory()
+    if has_peer:
+        with Peer(arguments.peer, file, arguments.threads, STREAMS * 256, STREAMS) as llama:
+            found["streams"][peer] = llama.streams(torch.randint(300, (64,)).tolist(), STREAMS)
+        file.unlink()
 
-    def prompts(self, tokens: torch.Tensor) -> dict[str, float]:
-        """Return tokens/s for reading a prompt."""
-        n_tokens, found = tokens.shape[1], {}
-        for row, form in self.forms.items():
-            found[row] = n_tokens / min(seconds_of(partial(form, tokens)) for _ in range(2))
-        for row, llama in self.llama.items():
-            found[row] = 1e3 * n_tokens / min(llama.prefill(tokens[0].tolist()) for _ in range(2))
-        if self.peer is not None and n_tokens <= self.most:
-            call = partial(self.peer, tokens, use_cache=True, logits_to_keep=1)
-            found[TRANSFORMERS] = n_tokens / min(seconds_of(call) for _ in range(2))
-        return found
 
-    def steps(self, context: int, rounds: int) -> tuple[dict[str, float], int]:
-        """Return milliseconds per token after a context, and the bytes of Recurra's state."""
-        mine = {row: Ours(form, context) for row, form in self.forms.items()}
-        blocks: Blocks = {row: one.block for row, one in mine.items()}
-        if self.peer is not None and context <= self.most:
-            blocks[TRANSFORMERS] = Theirs(self.peer, context).block
-        read = torch.randint(300, (context,)).tolist()
-        blocks |= {row: partial(llama_block, llama, read) for row, llama in self.llama.items()}
-        times: dict[str, list[float]] = {row: [] for row in blocks}
-        for turn in range(rounds + 1):
-            for row, block in blocks.items():
-                took = block()
-                times[row] += [took] if turn else []  # the first turn is a warm-up
-        return {row: statistics.median(taken) for row, taken in times.items()}, n_bytes(next(iter(mine.values())).state)
+def last_logits(form: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = form.head(form.hidden(tokens)[0][:, -1:])
+    return logits
 
-    def streams(self) -> dict[str, float]:
-        """Return total tokens/s of concurrent streams: Recurra in one batched step, llama.cpp in its server."""
-        found = {}
-        for row, form in self.forms.items():
-            many = Ours(form, 64, STREAMS)
-            many.block()
-            found[row] = STREAMS * 1e3 / min(many.block() for _ in range(3))
-        read = torch.randint(300, (64,)).tolist()
-        return found | {row: llama.streams(read, STREAMS) for row, llama in self.llama.items()}
+
+def streams(form: nn.Module) -> float:
+    """Return total tokens/s of concurrent streams in one batched step; llama.cpp's are in its server."""
+    many = Ours(form, 64, STREAMS)
+    many.block()
+    return STREAMS * 1e3 / min(many.block() for _ in range(3))
 
 
 def llama_block(llama: Peer, read: list[int]) -> float:
@@ -274,14 +287,21 @@ def llama_block(llama: Peer, read: list[int]) -> float:
 
 @torch.inference_mode()
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    with ExitStack() as stack:
-        sides = Sides(name, arguments, stack)
-        found: dict[str, Any] = {"parameters": sum(p.numel() for p in sides.ours.parameters())}
-        found["prompts"] = {length: sides.prompts(torch.randint(300, (1, length))) for length in arguments.prompts}
-        found["steps"], found["state bytes"] = {}, {}
-        for context in arguments.contexts:
-            found["steps"][context], found["state bytes"][context] = sides.steps(context, arguments.rounds)
-        found["streams"] = sides.streams()
+    """Measure transformers, which then is freed, and Recurra beside llama.cpp in one number after the other."""
+    found: dict[str, Any] = {"prompts": {length: {} for length in arguments.prompts}, "state bytes": {}}
+    found |= {"steps": {context: {} for context in arguments.contexts}, "streams": {}}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        peer: Any = theirs(name)
+        if peer is not None:
+            measure_transformers(peer, arguments, found)
+            peer.save_pretrained(folder)
+        del peer
+        gc.collect()
+        return_free_memory()
+        for number in arguments.numbers:
+            measure_number(name, number, Path(folder), arguments, found)
+            gc.collect()
+            return_free_memory()
     return found
 
 
@@ -302,20 +322,20 @@ def main(words: list[str] | None = None) -> None:
     names = [name for name in SHAPES if name != "dry"]
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=names, metavar="MODEL")
     parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=list(NUMBERS))
-    parser.add_argument("--contexts", nargs="+", type=int, default=[128, 4096])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[128, 4096, 32768])
     parser.add_argument("--prompts", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--most", type=int, default=512, help="longest context for transformers (default: 512)")
     parser.add_argument("--rounds", type=int, default=3, help=f"blocks of {STEPS} steps (default: 3)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", default=".venv-llama/bin/python", help="Python with xllamacpp and gguf")
-    parser.add_argument(
-        "--folder", type=Path, help="folder for GGUF files, deleted after use (default: a temporary one)"
-    )
+    parser.add_argument("--folder", type=Path, help="folder for weights, deleted after use (default: a temporary one)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks-published.json"))
     arguments = parser.parse_args(words)
     torch.set_num_threads(arguments.threads)
     keep_large_blocks()
     warnings.filterwarnings("ignore")
+    if not Path(arguments.peer).exists():
+        print(f"{arguments.peer} does not exist: without llama.cpp (make llama)")
     known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
@@ -323,7 +343,6 @@ def main(words: list[str] | None = None) -> None:
         show(name, found)
         known |= {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads, name: found}
         arguments.out.write_text(json.dumps(known, indent=1))  # after each model, because one takes minutes
-        gc.collect()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ HYBRIDS = {
     "unrotated": ("rotary-attention", {"n_heads": 2, "window": 2, "d_head": 32, "rotated_share": 0.0}),
     "scaled": ("rotary-attention", {"n_heads": 2, "n_kv_heads": 1, "window": 70, "query_scale": 0.7, "qk_norm": 1e-6}),
     "gated": ("gated-attention", {"n_heads": 2, "window": 90}),
+    "latents": ("mla", {"n_heads": 3, "d_head": 10, "d_latent": 20, "d_shared": 6, "window": None}),
+    "latents without positions": ("mla", {"n_heads": 2, "window": 9, "rotation_base": None, "d_query_latent": 8}),
     "beside": ("mamba2-attention", {"n_heads": 2, "d_state": 8, "n_mamba_heads": 2, "window": None}),
 }
 
@@ -57,8 +59,10 @@ def assert_same_state(mine, right, tolerance):
         assert not x.numel() or (x - y).abs().max() <= tolerance * y.abs().max()
 
 
-@pytest.mark.parametrize("cache", ["float32", "int8"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [(name, cache) for name in HYBRIDS for cache in ("float32", "int8") if cache == "float32" or "latent" not in name],
+)
 def test_a_stream_is_the_models(name, cache):
     """Of 160 steps: the windows slide, and the memory behind a state is exchanged for a larger one."""
     model = pack_linear_layers(hybrid(name), kv_cache_dtype=cache)
@@ -73,8 +77,10 @@ def test_a_stream_is_the_models(name, cache):
     assert len(calls) == 2  # the pieces
 
 
-@pytest.mark.parametrize("cache", ["float32", "int8"])
-@pytest.mark.parametrize("name", ["groups", "odd", "beside"])
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [(name, cache) for name in ("groups", "odd", "beside") for cache in ("float32", "int8")] + [("latents", "float32")],
+)
 @pytest.mark.parametrize("rows", [3, 11, 16])
 def test_streams_at_different_positions_are_each_what_they_are_alone(name, cache, rows):
     step, calls = compiled(pack_linear_layers(hybrid(name), kv_cache_dtype=cache))
@@ -110,10 +116,10 @@ def test_streams_that_join_others():
     assert states.n_streams(after) == 3
 
 
-@pytest.mark.parametrize("cache", ["float32", "int8"])
-def test_a_state_stays_what_it_was(cache):
+@pytest.mark.parametrize(("name", "cache"), [("groups", "float32"), ("groups", "int8"), ("latents", "float32")])
+def test_a_state_stays_what_it_was(name, cache):
     """Two continue one state, which both leave as it is, and neither sees the other's steps."""
-    step, _ = compiled(pack_linear_layers(hybrid(), kv_cache_dtype=cache))
+    step, _ = compiled(pack_linear_layers(hybrid(name), kv_cache_dtype=cache))
     _, start = step(torch.tensor([[1]]), step.model(torch.tensor([[3, 4, 5]]))[1])
     before = map_tensors(torch.Tensor.clone, start)
     found = []
@@ -126,6 +132,17 @@ def test_a_state_stays_what_it_was(cache):
     assert torch.equal(found[0][0], found[2][0])
     assert not torch.equal(found[0][0], found[1][0])
     assert_same_state(found[0][1], found[2][1], 0)
+
+
+@pytest.mark.parametrize("numbers", ["int8", "int4"])
+def test_latents_with_rounded_weights(numbers):
+    model = pack_linear_layers(hybrid("latents"), numbers)
+    step, state = CompiledStep(model, 31), model(torch.randint(31, (2, 3)))[1]
+    for token in torch.randint(31, (70, 2, 1)):
+        logits, after = step(token, state)
+        expected, state = model(token, state)
+        assert (logits - expected).abs().max() <= 0.1 * expected.abs().max()
+        assert_same_state(after, state, 0.1)
 
 
 def test_states_that_the_model_refuses():

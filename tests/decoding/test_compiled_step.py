@@ -12,6 +12,7 @@ from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare, recorded_rows
+from recurra.layers.feed_forward import SigmoidRouter
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -104,6 +105,27 @@ def test_heads_and_rounded_weights(options, numbers):
         expected, state = model(token, state)
         logits, other = compiled(token, other)
         assert_near((logits, other), (expected, state), tolerance_of(numbers))
+
+
+@pytest.mark.parametrize("numbers", ["float32", "int8", "int4"])
+def test_experts_chosen_within_groups(numbers):
+    options = {"n_experts": 8, "top_k": 3, "d_expert": 16, "router": "sigmoid", "n_groups": 4, "top_groups": 2}
+    shape = {"feed_forward": "mixture-of-experts", "feed_forward_options": options, "mixer": "gateloop"}
+    model = LanguageModel(LanguageModelConfig(31, None, 2, 24, 41, **shape)).eval()
+    for router in (part for part in model.modules() if isinstance(part, SigmoidRouter)):
+        router.bias.normal_(0, 0.3)
+    model = pack_linear_layers(model, numbers)
+    compiled = CompiledStep(model, 31)
+    tokens = torch.randint(31, (9, 3, 1))
+    state = model(tokens[0])[1]
+    compiled(tokens[0], state)  # which records steps of three rows
+    calls = count_model_calls(compiled)
+    for token in tokens[1:]:
+        expected = model.hidden(token, state)
+        mine = compiled(token, state)
+        assert_near(mine, (model.head(expected[0]), expected[1]), tolerance_of(numbers))
+        state = expected[1]
+    assert not calls
 
 
 @pytest.mark.parametrize(("mixer", "options"), [("rg-lru", {"d_conv": 1}), ("short-conv", {"kernel_size": 1})])

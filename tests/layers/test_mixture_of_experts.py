@@ -7,7 +7,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import load_
 
 from recurra._choices import DTYPES
 from recurra.decoding.linear import DecodingExperts, DecodingLinear
-from recurra.decoding.steps import CompiledStep, TracedStep, prepare
+from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.feed_forward import Experts, MixtureOfExperts, load_balancing_loss
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
@@ -260,18 +260,6 @@ def test_a_prepared_model_decodes(dtype, options):
     _, in_two = prepared(tokens[:1, 5:9], state)
     assert all(map(torch.equal, tensors(at_once), tensors(in_two)))
     assert prepared.program(64) is None or 64 * model.blocks[0].feed_forward.router.top_k <= 128
-
-
-@torch.no_grad()
-def test_steps_that_choose_within_groups_are_traced():
-    torch.manual_seed(0)
-    model = LanguageModel(config(router="sigmoid", n_groups=3, top_groups=2)).eval()
-    prepared, found, state = prepare(model), [], None
-    assert type(prepared) is TracedStep
-    for step in TOKENS.split(1, 1):
-        y, state = prepared(step, state)
-        found.append(y)
-    torch.testing.assert_close(torch.cat(found, 1), model(TOKENS)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

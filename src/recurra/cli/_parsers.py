@@ -317,7 +317,8 @@ def classify(words: Sequence[str]) -> Namespace:
 
 _CONVERT = f"""\
 Convert a trained language model to another format. The logits of both are compared before the result is saved: in
-float32 they may differ by 1e-5. The format of SOURCE is detected.
+float32 they may differ by 1e-5, in bfloat16 by 2% of the largest. The format of SOURCE is detected. One model is in
+memory at a time.
 
   run           a folder as written by `recurra train`, for evaluating and generating; it cannot be
                 resumed, because no other format stores the optimiser's state
@@ -338,6 +339,8 @@ def convert(words: Sequence[str]) -> Namespace:
     formats = "format to write (default: from TARGET's extension, .safetensors or .gguf)"
     add("--to", choices=_choices.FORMATS, help=formats)
     add_checkpoint(parser, of="checkpoint of a run to convert")
+    dtypes = "precision of the weights (default: bfloat16 if SOURCE has that, else float32)"
+    add("--dtype", choices=("float32", "bfloat16"), help=dtypes)
     add("--force", action="store_true", help="write into a folder that is not empty, or over a file")
     return parsed(parser, words)
 

@@ -4,6 +4,8 @@ import shlex
 import sys
 from argparse import Namespace
 
+import torch
+
 from recurra._choices import FORMATS
 from recurra.checks import sentence
 from recurra.train.formats import SUFFIXES, convert_model, export_onnx, export_web
@@ -19,7 +21,8 @@ def convert(arguments: Namespace) -> int:
     if to is None:
         raise ValueError(sentence("TARGET", f"{target}, which names no format", f"--to {' or --to '.join(FORMATS)}"))
     options = {name: getattr(arguments, name) for name in ("checkpoint", "overrides", "force")}
-    difference = convert_model(source, target, to, **options)
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    difference = convert_model(source, target, to, dtype=dtype, **options)
     print(f"wrote {target}; the logits of both differ by {difference:.1e} at most")
     return 0
 

@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import is_zipfile
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +24,8 @@ from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5
 """Largest difference of a model's logits after conversion, in float32."""
+_LARGEST_SHARE = 0.02
+"""The same in bfloat16, as a share of the largest logit."""
 
 
 class PortableModel(NamedTuple):
@@ -52,6 +55,34 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
+def retie(model: nn.Module, tied: Mapping[str, str]) -> None:
+    """Share parameters again as `tied_parameters` found them."""
+    for name, first in tied.items():
+        module, _, last = name.rpartition(".")
+        setattr(model.get_submodule(module), last, model.get_parameter(first))
+
+
+def with_weights(
+    outline: nn.Module, weights: Mapping[str, Tensor], make: Callable[[], nn.Module] | None = None
+) -> nn.Module:
+    """Make tensors the weights of a model made `on_meta`, in their dtypes; it takes no other memory.
+
+    make: makes the model with memory, for one that has tensors besides its weights.
+    """
+    if make is not None and not outline.state_dict().keys() >= {name for name, _ in outline.named_buffers()}:
+        with torch.device("cpu"):
+            outline = make()
+    tied = tied_parameters(outline)
+    outline.load_state_dict(weights, assign=True)
+    retie(outline, tied)
+    return outline
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype of a model's first parameter, its embedding."""
+    return next(model.parameters()).dtype
+
+
 def readable_elsewhere(tokenizer: TextEncoder) -> TextEncoder:
     """Return a tokenizer with the same tokens that other programs can read: bytes become byte pairs."""
     return tokenizer.as_byte_pairs() if isinstance(tokenizer, ByteEncoder) else tokenizer
@@ -65,22 +96,45 @@ def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     return tokenizer.to_json()
 
 
-@torch.inference_mode()
-def require_equal(one: nn.Module, other: nn.Module, what: str, *, rounded: bool = False) -> float:
-    """Compare the logits of two models on tokens drawn at random, over more than two segments.
+class Probe(NamedTuple):
+    """What a model computes, to be compared with another one's when the model itself is no longer in memory.
 
-    Returns their largest difference, or refuses one above 1e-5, or that is not finite if one of them is `rounded`.
+    tokens: (2, L), drawn at random, over more than two segments. logits: (2, L, V).
     """
-    config: Any = one.config
-    other_config: Any = other.config
-    if config.vocab_size != other_config.vocab_size:
-        raise ValueError(f"the models have {config.vocab_size} and {other_config.vocab_size} tokens")
+
+    tokens: Int[Tensor, "2 L"]
+    logits: Float[Tensor, "2 L V"]
+    vocab_size: int
+    dtype: torch.dtype
+
+
+@torch.inference_mode()
+def probe(model: nn.Module) -> Probe:
+    """Return what `require_equal` compares another model with."""
+    config: Any = model.config
     length = min(512, 3 + 2 * getattr(config, "segment_length", 64))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, length), generator=generator, device="cpu")
-    first, second = (model(tokens)[0].double() for model in (one, other))
-    difference = float((first - second).abs().max())
-    most = sys.float_info.max if rounded else _LARGEST_DIFFERENCE
+    return Probe(tokens, model(tokens)[0], config.vocab_size, dtype_of(model))
+
+
+@torch.inference_mode()
+def require_equal(expected: Probe, other: nn.Module, what: str, *, rounded: bool = False) -> float:
+    """Compare the logits of a model with those of another one.
+
+    Returns their largest difference, or refuses one above 1e-5 (in bfloat16: 2% of the largest logit, because what is
+    rounded in between can fall either way), or that is not finite if one of them is `rounded`.
+    """
+    config: Any = other.config
+    if config.vocab_size != expected.vocab_size:
+        raise ValueError(f"the models have {expected.vocab_size} and {config.vocab_size} tokens")
+    logits = other(expected.tokens)[0]
+    pairs = zip(expected.logits.flatten(0, 1), logits.flatten(0, 1), strict=True)
+    difference = float(torch.stack([(a.double() - b.double()).abs().max() for a, b in pairs]).max())
+    most = _LARGEST_DIFFERENCE
+    if expected.dtype == torch.bfloat16:
+        most = max(most, _LARGEST_SHARE * float(expected.logits.abs().max()))
+    most = sys.float_info.max if rounded else most
     if not difference <= most:
         raise ValueError(f"{what}: its logits differ from the model's by {difference:.1e}, more than {most:.0e}")
     return difference
@@ -241,9 +295,6 @@ def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) 
     if difference := shape_difference(outline, weights):
         got = f"one with other weights than its configuration says (it has {difference})"
         raise ValueError(sentence(str(path), got, _WRITTEN))
-    with torch.device("cpu"):
-        model: nn.Module = entry.model(config)
-    for name, own in model.state_dict(keep_vars=True).items():
-        own.data = own.data.to(weights[name].dtype)  # or loading would round them to torch's default type
-    model.load_state_dict(weights)
-    return model
+    # copies: what the library reads is a part of the file until it is touched
+    weights = {name: tensor.clone() for name, tensor in weights.items()}
+    return with_weights(outline, weights, lambda: entry.model(config))

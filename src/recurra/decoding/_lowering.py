@@ -334,6 +334,10 @@ def _matrix_product(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> No
         scale, bias = (memory.constant(fill(len(weight), dtype=torch.float32)) for fill in (torch.ones, torch.zeros))
         memory.linear(out, x, weight, scale, bias)
         return
+    if y.dim() == 3 and memory.is_constant(y) and not y.is_complex():
+        for part, vectors, matrix in zip(out, x, y):
+            _matrix_product(memory, part, vectors, matrix)
+        return
     if out.is_complex():
         raise StepNotCompiled("a product of complex matrices")
     products = memory.scratch((*x.shape, y.shape[-1]))

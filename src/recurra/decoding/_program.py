@@ -135,7 +135,7 @@ def _windows(memory: StepMemory, inputs: Sequence[Tensor], outputs: Sequence[Ten
     for *storages, most in memory.windows:
         keys, values = map(entering.index, storages[:2])
         next_keys, next_values = map(leaving.index, storages[2:])
-        found.append(Window(keys, values, next_keys, next_values, most))
+        found.append(Window(keys, values, next_keys, next_values, most, is_joint=inputs[keys].dim() == 3))
     return found
 
 

@@ -11,8 +11,11 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from recurra._choices import KVCacheNumbers, StateNumbers
 from recurra.checks import require, require_literal
+from recurra.decoding._windows import Attention
+from recurra.layers.attention import append_to_cache, trim_cache
 from recurra.layers.quantization import dequantized, quantized, quantized_size
 from recurra.mixers.base import Dim, Mixer
+from recurra.mixers.mla import MultiHeadLatentAttention, MultiHeadLatentAttentionState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 
 
@@ -32,8 +35,32 @@ def _attend(
         return type(mixer).attend(mixer, queries, keys, values, state)
     with unrecorded:
         y, after = type(mixer).attend(mixer, queries, keys, values, state)
-        memory.attend(y, after, queries, keys, values, state, mixer)
+        scale, most = mixer.query_scale * mixer.d_head**-0.5, mixer.state_layout.keys.shape[0].most
+        kind = Attention(mixer.n_rotated, mixer.rotation_base, scale, most)
+        memory.attend(y, after, queries, keys, values, state, kind)
     return y, after
+
+
+def _attend_to_latents(
+    mixer: MultiHeadLatentAttention,
+    queries: Tensor,
+    new: MultiHeadLatentAttentionState,
+    state: MultiHeadLatentAttentionState,
+) -> tuple[Tensor, MultiHeadLatentAttentionState]:
+    """The same. One vector for all heads, the shared key and then the latent, is a step's key and value."""
+    memory, unrecorded = _recording()
+    if queries.shape[1] != 1 or memory is None:
+        return type(mixer).attend(mixer, queries, new, state)
+    queries, positioned = queries.split([mixer.d_head, mixer.d_shared], -1)
+    queries = torch.cat([positioned, mixer.absorbed(queries)], -1)
+    both = torch.cat([new.shared_keys, new.latents], -1)[:, :, None]
+    with unrecorded:
+        y, after = torch.zeros_like(queries), trim_cache(append_to_cache(state, new), mixer.window)  # any numbers do
+        base, scale = mixer.rotation_base, (mixer.d_head + mixer.d_shared) ** -0.5
+        n_rotated = 0 if base is None else mixer.d_shared
+        kind = Attention(n_rotated, base or 1.0, scale, mixer.state_layout.latents.shape[0].most)
+        memory.attend(y, after, queries, both, both, state, kind)
+    return mixer.values_of(y[..., mixer.d_shared :]), after
 
 
 def _mix(
@@ -67,6 +94,9 @@ def prepare_states(model: nn.Module, kv_cache_dtype: str, state_dtype: str) -> N
     attentions = [mixer for mixer in mixers if isinstance(mixer, RotaryAttention)]
     for attention in attentions:
         attention.attend = partial(_attend, attention)  # type: ignore[method-assign]
+    for mixer in mixers:
+        if isinstance(mixer, MultiHeadLatentAttention):
+            mixer.attend = partial(_attend_to_latents, mixer)  # type: ignore[method-assign]
     expected = "float32 for a model without rotary attention"
     require(bool(attentions) or kv_cache_dtype == "float32", "kv_cache_dtype", kv_cache_dtype, expected)
     if kv_cache_dtype == "int8":

@@ -23,6 +23,15 @@ _LEAST_ROOM = 64
 """Minimum room for further steps in a new buffer; longer states get a quarter of their length."""
 
 
+class Attention(NamedTuple):
+    """How channels of keys are rotated, the first ones; what products are scaled by; most steps of the next state."""
+
+    n_rotated: int
+    rotation_base: float
+    scale: float
+    most_steps: int | None
+
+
 class Window(NamedTuple):
     """Indices of a layer's keys and values in a program's inputs and outputs."""
 
@@ -32,6 +41,8 @@ class Window(NamedTuple):
     next_values: int
     most: int | None
     """Maximum number of steps in the next state; None if unlimited."""
+    is_joint: bool = False
+    """Whether a step has one vector: that of `values`, (B, p, channels), and then that of `keys`."""
 
     def advance(self, inputs: list[Any], outputs: list[Any]) -> "array[int]":
         """Put the next state into `outputs`; the kernel writes its last step.
@@ -41,11 +52,14 @@ class Window(NamedTuple):
         pairs = list(zip(parts_of(inputs[self.keys]), parts_of(inputs[self.values])))
         rows, following = array("q"), []
         for pair in pairs:
-            longer = [_one_longer(part) for part in pair]
+            longer = [_one_longer(_joined(*pair))] * 2 if self.is_joint else [_one_longer(part) for part in pair]
             n = longer[0].shape[1]
             apart = [part.stride(0) * part.element_size() for part in longer]
             for row in range(len(longer[0])):
                 rows.extend([*(part.data_ptr() + row * by for part, by in zip(longer, apart)), n])
+            if self.is_joint:
+                n_first = pair[1].shape[2]
+                longer = [longer[0][:, :, 0, n_first:], longer[0][:, :, 0, :n_first]]
             gone = 0 if self.most is None else max(0, n - self.most)
             following.append([part[:, gone:] for part in longer] if gone else longer)
         for place, parts in zip((self.next_keys, self.next_values), zip(*following)):
@@ -55,19 +69,19 @@ class Window(NamedTuple):
     def fits(self, inputs: Sequence[Any], like: Sequence[Tensor], most_steps: int) -> bool:
         """Return whether keys and values have the dtype, heads and number of rows of the recorded step."""
         keys, values = (parts_of(inputs[place]) for place in (self.keys, self.values))
-        model, n_rows = like[self.keys], 0
+        models, n_rows = (like[self.keys], like[self.values]), 0
         is_ragged = isinstance(inputs[self.keys], Ragged)
         most = most_steps - 1 if self.most is None else min(self.most, most_steps - 1)
         for pair in zip(keys, values):
             if is_ragged and len(pair[0]) != 1:
                 return False
-            for part in pair:
+            for part, model in zip(pair, models):
                 is_alike = type(part) is type(model) and part.dtype is model.dtype and part.is_cpu
                 is_alike = is_alike and part.shape[:2] == pair[0].shape[:2] and part.shape[2:] == model.shape[2:]
                 if not is_alike or part.shape[1] > most or (part.numel() and not part.data_ptr()):
                     return False
             n_rows += len(pair[0])
-        return len(keys) == len(values) and n_rows == len(model)
+        return len(keys) == len(values) and n_rows == len(models[0])
 
 
 def parts_of(rows: Rows) -> tuple[Tensor, ...]:
@@ -86,6 +100,16 @@ def filled_up(rows: Rows, count: int, is_window: bool) -> Rows:
 def first_rows(rows: Rows, count: int) -> Rows:
     """Return the first `count` rows."""
     return Ragged(rows.states[:count]) if isinstance(rows, Ragged) else rows[:count]
+
+
+def _joined(last: Tensor, first: Tensor) -> Tensor:
+    """Return two tensors (B, p, channels) as one (B, p, 1, channels of both), a copy unless a buffer holds it."""
+    n_first, width = first.shape[2], first.shape[2] + last.shape[2]
+    is_one = first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
+    is_one = is_one and first.stride() == last.stride() and first.stride()[1:] == (width, 1)
+    if is_one and first.numel() and last.data_ptr() == first.data_ptr() + n_first * first.element_size():
+        return first.as_strided((*first.shape[:2], 1, width), (first.stride(0), width, width, 1))
+    return torch.cat([first, last], -1)[:, :, None]
 
 
 def _one_longer(part: Tensor) -> Tensor:

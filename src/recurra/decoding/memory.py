@@ -26,8 +26,8 @@ from recurra.decoding._instructions import (
     Instruction,
     Place,
 )
+from recurra.decoding._windows import Attention
 from recurra.decoding.linear import describe_weights
-from recurra.mixers.rotary_attention import RotaryAttention
 
 
 class StepNotCompiled(ValueError):
@@ -218,28 +218,28 @@ class StepMemory:
         self.instructions[given[0]] = update._replace(places=[*update.places[:-1], self._output(self.keep(codes))])
 
     def attend(
-        self, y: Tensor, after: Any, queries: Tensor, keys: Tensor, values: Tensor, state: Any, mixer: RotaryAttention
+        self, y: Tensor, after: Any, queries: Tensor, keys: Tensor, values: Tensor, state: Any, kind: Attention
     ) -> None:
         """Write attention y (B, 1, H, d) of one step and the state after it (see `RotaryAttention.attend`)."""
         from recurra.decoding._attention_kernel import rotations, scratch_floats
 
         n_rows, _, n_heads, d_head = queries.shape
-        n_kv_heads, past = keys.shape[2], state.keys
+        n_kv_heads, past = keys.shape[2], state[0]
         if not {_storage(part) for part in state} <= self._inputs or queries.dtype != torch.float32:
             raise StepNotCompiled("keys and values are not the step's inputs, or queries are not float32")
         if not past.numel():
             raise StepNotCompiled("a window of one step keeps no keys")
-        turns = rotations(d_head, mixer.n_rotated, mixer.rotation_base)
+        turns = rotations(d_head, kind.n_rotated, kind.rotation_base)
         scaled = self.scratch(queries.shape)
-        self.map("mul", scaled, queries, mixer.query_scale * d_head**-0.5)
+        self.map("mul", scaled, queries, kind.scale)
         room = self.scratch((n_rows * n_kv_heads, scratch_floats(n_heads // n_kv_heads, d_head)))
         operands = [scaled, self._in_rows(keys), self._in_rows(values), past, self.constant(turns), room]
         self._written.add(_storage(room))
         places = [self._output(self.keep(y)), *map(self._place, operands)]
-        head = past.shape[-1] * past.element_size()
+        head = past.shape[-1] if past.dtype == torch.int8 else 4 * d_head
         self.instructions.append(Instruction(ATTEND, 0, places, [n_rows, n_heads, n_kv_heads, d_head], ([head],)))
         self._written.update(_storage(self.keep(part)) for part in after)
-        self.windows.append([*(_storage(part) for part in (*state, *after)), mixer.state_layout.keys.shape[0].most])
+        self.windows.append([*(_storage(part) for part in (*state, *after)), kind.most_steps])
 
     def _beside(self, out: Tensor, x: Tensor) -> Tensor:
         """Expand x to the shape of `out`; a constant is copied first if its numbers do not lie side by side."""

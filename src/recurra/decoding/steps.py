@@ -385,8 +385,8 @@ def prepare(
 
     The result is called like the model, under torch.no_grad(), returns states of the same form, and runs one stream or
     several at once, also at different positions. It does not follow later changes of the model's weights. A model with
-    a state that counts positions (segment models) or with attention other than rotary attention keeps the Python around
-    its operations. The first compilation on a machine takes about four seconds.
+    a state that counts positions (segment models) or with attention other than rotary or latent attention keeps the
+    Python around its operations. The first compilation on a machine takes about four seconds.
 
     On a CUDA device, and only with `graphs`, the result is the model itself, in its own types, with each step of one
     token per stream replayed as one CUDA graph for each number of streams. A model whose state counts positions or

@@ -165,8 +165,8 @@ def _in_best_groups(scores: Float[Tensor, "tokens n_experts"], n_groups: int, to
         return scores
     groups = scores.unflatten(-1, (n_groups, -1))
     best = groups.topk(2).values.sum(-1).topk(top_groups).indices
-    is_outside = torch.ones_like(groups[..., 0]).scatter(-1, best, 0.0).bool()
-    return groups.masked_fill(is_outside[..., None], -torch.inf).flatten(-2)
+    alone = torch.eye(n_groups, dtype=scores.dtype, device=scores.device).log()  # 0 for one group, -inf for the others
+    return (groups + functional.embedding(best, alone).amax(-2)[..., None]).flatten(-2)
 
 
 ROUTERS: dict[str, type[Router]] = {"softmax": Router, "sigmoid": SigmoidRouter}

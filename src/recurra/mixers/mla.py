@@ -102,13 +102,22 @@ class MultiHeadLatentAttention(Mixer):
     ) -> tuple[Tensor, MultiHeadLatentAttentionState]:
         latents, shared_keys = self.compression(x).split([self.d_latent, self.d_shared], -1)
         new = MultiHeadLatentAttentionState(at_least_float32(self.norm(latents)), at_least_float32(shared_keys))
-        known = append_to_cache(state, new)
         queries = self.queries(self.query_norm(self.query_compression(x)).to(x.dtype))
-        y = self._attend(queries.unflatten(-1, (self.n_heads, -1)), *known)
-        return self.output_projection(y.flatten(2)), trim_cache(known, self.window)
+        y, state = self.attend(queries.unflatten(-1, (self.n_heads, -1)), new, state)
+        return self.output_projection(y.flatten(2)), state
 
     def why_not_exportable(self) -> str:
         return f"{type(self).__name__} keeps the last steps themselves, and their number grows up to its window"
+
+    def attend(
+        self,
+        queries: Float[Tensor, "B L H d_query"],
+        new: MultiHeadLatentAttentionState,
+        state: MultiHeadLatentAttentionState,
+    ) -> tuple[Float[Tensor, "B L H d_value"], MultiHeadLatentAttentionState]:
+        """Attend to the steps of the state and the new ones; return the state after them."""
+        known = append_to_cache(state, new)
+        return self._attend(queries, *known), trim_cache(known, self.window)
 
     def _attend(
         self,
@@ -146,14 +155,25 @@ class MultiHeadLatentAttention(Mixer):
 
     def _by_latents(self, queries: Tensor, positioned: Tensor, latents: Tensor, shared_keys: Tensor) -> Tensor:
         """Attend to the latents themselves: the queries of all heads are rows of one matrix product."""
-        of_keys, of_values = self.expansion.weight.unflatten(0, (self.n_heads, -1)).split(
-            [self.d_head, self.d_value], 1
-        )
-        queries = torch.cat([torch.einsum("blhd,hdc->blhc", queries, of_keys), positioned], -1).flatten(1, 2)
+        queries = torch.cat([self.absorbed(queries), positioned], -1).flatten(1, 2)
         scores = queries @ torch.cat([latents, shared_keys], -1).transpose(1, 2)
         scores = at_least_float32(scores.unflatten(1, (-1, self.n_heads))) * (self.d_head + self.d_shared) ** -0.5
         visible = visible_steps(scores.shape[1], latents.shape[1], self.window, latents.device)
         weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1).to(latents.dtype)
         weights = functional.dropout(weights, self.dropout, self.training)
         y = (weights.flatten(1, 2) @ latents).unflatten(1, (-1, self.n_heads))
-        return torch.einsum("blhc,hdc->blhd", y, of_values)
+        return self.values_of(y)
+
+    def _expansions(self) -> tuple[Float[Tensor, "H d_head d_latent"], Float[Tensor, "H d_value d_latent"]]:
+        of_keys, of_values = self.expansion.weight.unflatten(0, (self.n_heads, -1)).split(
+            [self.d_head, self.d_value], 1
+        )
+        return of_keys, of_values
+
+    def absorbed(self, queries: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H d_latent"]:
+        """Multiply queries by W_k, so that their products with latents are those with keys."""
+        return torch.einsum("blhd,hdc->blhc", queries, self._expansions()[0])
+
+    def values_of(self, latents: Float[Tensor, "B L H d_latent"]) -> Float[Tensor, "B L H d_value"]:
+        """Multiply each head's mixture of latents by W_v."""
+        return torch.einsum("blhc,hdc->blhd", latents, self._expansions()[1])

@@ -209,10 +209,15 @@ def scored_weights(payload: Payload) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Load the weights of a checkpoint into `model`. Raises CheckpointError if they belong to another model."""
+    require_fitting(model, weights, path)
+    model.load_state_dict(weights)
+
+
+def require_fitting(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse (CheckpointError) the weights of another model."""
     if difference := shape_difference(model, weights):
         got = f"a checkpoint of another model (it has {difference})"
         raise CheckpointError(sentence(str(path), got, "one of this model"))
-    model.load_state_dict(weights)
 
 
 def _best_step(path: Path) -> int:

@@ -11,9 +11,12 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from recurra import convert
 from recurra._choices import Format, GgufType
@@ -24,7 +27,9 @@ from recurra.convert.export._page_files import MODULE, PAGE, RUNTIME, WEBGPU, pa
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
 from recurra.convert.portable import (
     PortableModel,
+    Probe,
     load_single_file,
+    probe,
     readable_elsewhere,
     require_equal,
     save_single_file,
@@ -37,9 +42,10 @@ from recurra.convert.published.folder import (
     to_huggingface,
     without_unused_tokens,
 )
-from recurra.data.tokenizers import Vocabulary
+from recurra.data.tokenizers import TextEncoder, Vocabulary
 from recurra.models.registry import entry_of
 from recurra.streams.continuation import start_of
+from recurra.train._process import return_free_memory
 from recurra.train.adapters import LoraConfig
 from recurra.train.experiment import to_plain
 from recurra.train.recipe import load_recipe
@@ -78,8 +84,12 @@ def convert_model(
     overrides: Sequence[str] = (),
     force: bool = False,
     stored: GgufType = "f32",
+    dtype: torch.dtype | None = None,
 ) -> float:
     """Write the model at `source` in another format, and compare the logits of both before it is put in place.
+
+    One model is in memory at a time: the source's logits are computed first, its weights are written and freed, and the
+    result is read back.
 
     Args:
         source: a model in any format.
@@ -88,6 +98,7 @@ def convert_model(
         checkpoint, overrides: for a source that is a run, as in `open_run`.
         force: write into a folder that is not empty, or over a file. A run is never overwritten.
         stored: for gguf, what matrices are rounded to; logits may then differ by any amount.
+        dtype: the precision of the weights, and of both models' logits; None for the source's own.
 
     Returns:
         the largest difference between the logits.
@@ -97,7 +108,8 @@ def convert_model(
     if target.resolve() == source.resolve():
         raise ValueError(sentence("target", f"{target}, which is the source", "another name"))
     require_literal(Format, to=to)
-    portable = _read_model(source, checkpoint=checkpoint, overrides=overrides)
+    portable = _read_model(source, checkpoint=checkpoint, overrides=overrides, dtype=dtype)
+    expected, tokenizer = probe(portable.model), portable.tokenizer
     occupied = _require_free(to, target, force)
     with put_in_place(target) as scratch:
         if to == "run":
@@ -105,34 +117,55 @@ def convert_model(
         else:
             writers: dict[str, Callable[..., object]] = {
                 "safetensors": save_single_file,
-                "published": to_huggingface,
-                "gguf": lambda *where: convert.to_gguf(*where, dtype=stored),
+                "published": partial(to_huggingface, in_place=True),
+                "gguf": partial(convert.to_gguf, dtype=stored, in_place=True),
             }
             (writers.get(to) or _huggingface().save_folder)(portable, scratch)
-        difference = _require_same(portable, _read_model(scratch, to), target, rounded=stored != "f32")
-        if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
+        del portable
+        return_free_memory()
+        difference = _require_same(
+            expected, tokenizer, _read_model(scratch, to, dtype=expected.dtype), target, rounded=stored != "f32"
+        )
+        if tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
             got = "that of another model, and the new one has none"
             raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
     # Files that were there before may be read together with the new ones.
     if occupied and target.is_dir():
-        difference = _require_same(portable, _read_model(target), target, "files that were there before remain")
+        difference = _require_same(
+            expected,
+            tokenizer,
+            _read_model(target, dtype=expected.dtype),
+            target,
+            "files that were there before remain",
+        )
     return difference
 
 
 def _read_model(
-    path: Path, found: str | None = None, *, checkpoint: str = "best", overrides: Sequence[str] = ()
+    path: Path,
+    found: str | None = None,
+    *,
+    checkpoint: str = "best",
+    overrides: Sequence[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> PortableModel:
     """Read a model in any format; `checkpoint` and `overrides` are for runs, as in `open_run`."""
     found = found or _format_of(path)
     if found != "run" and (overrides or checkpoint != "best"):
         hint = "--checkpoint and values of a recipe are for runs"
         raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", hint))
-    if found == "hf":
-        return _huggingface().load_folder(path)
-    if found == "safetensors":
-        return load_single_file(path)
     if found in ("published", "gguf"):
-        return without_unused_tokens(from_huggingface(path))
+        return without_unused_tokens(from_huggingface(path, dtype=dtype or "auto"))
+    if found == "hf":
+        portable: PortableModel = _huggingface().load_folder(path)
+    elif found == "safetensors":
+        portable = load_single_file(path)
+    else:
+        portable = _read_run(path, checkpoint, overrides)
+    return portable if dtype is None else portable._replace(model=portable.model.to(dtype))
+
+
+def _read_run(path: Path, checkpoint: str, overrides: Sequence[str]) -> PortableModel:
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
     tokenizer = readable_elsewhere(run.tokenizer)  # first: only text runs have one
     experiment = run.experiment
@@ -148,26 +181,27 @@ def _has_adapters(run: Path) -> bool:
 
 
 def _require_same(
-    portable: PortableModel,
+    expected: Probe,
+    tokenizer: TextEncoder | None,
     written: PortableModel,
     target: Path,
     hint: str = "nothing was written",
     *,
     rounded: bool = False,
 ) -> float:
-    if _plain_tokenizer(portable) != _plain_tokenizer(written):
+    if _plain_tokenizer(tokenizer) != _plain_tokenizer(written.tokenizer):
         raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", hint))
-    return require_equal(portable.model, written.model, f"{target}", rounded=rounded)
+    return require_equal(expected, written.model, f"{target}", rounded=rounded)
 
 
-def _plain_tokenizer(portable: PortableModel) -> dict[str, Any] | None:
+def _plain_tokenizer(tokenizer: TextEncoder | None) -> dict[str, Any] | None:
     """The tokenizer as plain data. Of what adds tokens to a text, which transformers may word otherwise, the tokens."""
-    if portable.tokenizer is None:
+    if tokenizer is None:
         return None
-    content: dict[str, Any] = json.loads(tokenizer_to_json(portable.tokenizer))
+    content: dict[str, Any] = json.loads(tokenizer_to_json(tokenizer))
     if "model" in content:  # the digest of byte pairs depends on the rest
         del content["model"][STAMP]
-    return {**content, "post_processor": start_of(portable.tokenizer)}
+    return {**content, "post_processor": start_of(tokenizer)}
 
 
 def _require_free(to: str, target: Path, force: bool) -> bool:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from recurra._choices import Split
 from recurra._files.reading import read_json
 from recurra._files.writing import write_json
 from recurra.checks import sentence
+from recurra.convert.portable import with_weights
 from recurra.data.batches import DataSet
 from recurra.data.tokenizers import TextEncoder
-from recurra.models.registry import DataSizes, VideoSizes
+from recurra.models.registry import DataSizes, VideoSizes, on_meta
 from recurra.train._process import Ranks, is_first_launched
-from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
+from recurra.train.checkpoint import CheckpointFolder, load_weights, require_fitting, scored_weights
 from recurra.train.evaluate import evaluate
 from recurra.train.experiment import (
     RESUMABLE,
@@ -99,11 +100,17 @@ class Run:
     @cached_property
     def _loaded(self) -> tuple[nn.Module, int]:
         file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
-        model = self.experiment.model.build(self.sizes())
-        if self.experiment.lora.rank is not None:
+        build, weights, adapters = partial(self.experiment.model.build, self.sizes()), scored_weights(saved), None
+        if self.experiment.lora.rank is None:
+            with on_meta():
+                outline = build()
+            require_fitting(outline, weights, file)
+            model = with_weights(outline, weights, build)
+        else:
+            model = build()
             self.experiment.load_initial_weights(model)
-        adapters = self.experiment.add_adapters(model)
-        load_weights(model, scored_weights(saved), file)
+            adapters = self.experiment.add_adapters(model)
+            load_weights(model, weights, file)
         # weights that fit are not enough: an activation has none
         require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
         if adapters is not None:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -320,14 +321,14 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
 
 @torch.no_grad()
 def fill(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    places: Sequence[_Place],
-    what: str,
-    factors: Mapping[str, Tensor],
+    model: nn.Module, weights: dict[str, Tensor], places: Sequence[_Place], what: str, factors: Mapping[str, Tensor]
 ) -> None:
-    """Fill every parameter of `model` from where `matched` found it, times `factors` (see `Architecture.folded`)."""
+    """Fill every parameter of `model` from where `matched` found it, times `factors` (see `Architecture.folded`).
+
+    weights: each is removed once it has been copied.
+    """
     first: dict[int, str] = {}
+    uses = Counter(name for place in places for name in place.theirs)
     for place in places:
         parameter = model.get_parameter(place.own)
         values = place.rule.read(*(_multiplied(weights[name], name, factors, parameter.dtype) for name in place.theirs))
@@ -337,6 +338,9 @@ def fill(
         elif not torch.equal(values, parameter):
             got = f"one in which {name} and {place.theirs[0]} differ"
             raise ValueError(sentence(what, got, "one in which they are equal, as its config.json ties them"))
+        uses.subtract(place.theirs)
+        for name in (name for name in place.theirs if not uses[name]):
+            del weights[name]
 
 
 def _multiplied(tensor: Tensor, name: str, factors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -345,14 +349,22 @@ def _multiplied(tensor: Tensor, name: str, factors: Mapping[str, Tensor], dtype:
     return (tensor if factor is None else tensor.double() * factor[:, None]).to(dtype)
 
 
-def weights_by_their_names(model: nn.Module, rules: Sequence[Rule]) -> dict[str, Tensor]:
-    """Return the weights of `model` as the other code base names and lays them out; tied ones under each name."""
+def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place: bool = False) -> dict[str, Tensor]:
+    """Return the weights of `model` as the other code base names and lays them out; tied ones under each name.
+
+    They may share its memory. in_place: take each parameter out of the model, so that its memory is not needed twice.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    return {
-        name: tensor.clone().contiguous()
-        for place in _places(parameters, rules)
-        for name, tensor in zip(place.theirs, place.rule.write(parameters[place.own].detach()), strict=True)
-    }
+    last = {id(parameter): name for name, parameter in parameters.items()}
+    weights: dict[str, Tensor] = {}
+    for place in _places(parameters, rules):
+        parameter = parameters[place.own]
+        parts = place.rule.write(parameter.detach())
+        if in_place and last[id(parameter)] == place.own:
+            parameter.data = parameter.data.new_empty(0)
+            parts = parts if len(parts) == 1 else tuple(part.clone() for part in parts)  # a view would hold all
+        weights |= zip(place.theirs, parts, strict=True)
+    return weights
 
 
 def _places(parameters: Mapping[str, nn.Parameter], rules: Sequence[Rule]) -> list[_Place]:
@@ -390,8 +402,7 @@ class Fused(NamedTuple):
 
 
 def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -> dict[str, Tensor]:
-    """Replace fused matrices by their parts; those that are missing stay so."""
-    weights = dict(weights)
+    """Replace fused matrices in `weights` by their parts; those that are missing stay so."""
     for one in fused:
         if (whole := weights.pop(one.name, None)) is None:
             continue
@@ -406,7 +417,6 @@ def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -
 
 def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, Tensor]:
     """The way back of `split_fused`."""
-    weights = dict(weights)
     for one in fused:
         parts = [weights.pop(name).unflatten(0, (one.n_groups, -1)) for name in one.names]
         weights[one.name] = torch.cat(parts, 1).flatten(0, 1)

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from recurra._files.reading import read_json
-from recurra._files.weights import shape_difference
-from recurra._files.writing import replace_files, replacing
+from recurra._files.weights import shape_difference, write_safetensors
+from recurra._files.writing import put_in_place, replace_files, replacing
 from recurra.checks import choose, sentence
-from recurra.convert.portable import PortableModel, read_weights, tied_parameters
+from recurra.convert.portable import PortableModel, dtype_of, read_weights, retie, tied_parameters, with_weights
 from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE, NEMOTRON_H
 from recurra.convert.published._chat import TEMPLATE, read_chat_template
 from recurra.convert.published._delta_nets import OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, of_qwen3_5
@@ -76,7 +75,7 @@ def _read_entries(path: Path) -> dict[str, Any]:
     return of_qwen3_5(entries, str(path))
 
 
-def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
+def from_huggingface(folder: str | Path, *, dtype: torch.dtype | Literal["auto"] = torch.float32) -> PortableModel:
     """Convert a published language model: a folder of transformers' own class, a GGUF file, or RWKV-7's .pth.
 
     Its logits, and its states at any cut of a stream, equal those of transformers' class (for RWKV-7, of the authors'
@@ -86,7 +85,8 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         folder: config.json, weights in model.safetensors or pytorch_model.bin, whole or in shards with an index, and
             tokenizer.json if there is one; or a folder in the format of Mamba's authors; or a GGUF file of an
             architecture that `to_gguf` writes (needs the extra `hf`); or a .pth file of RWKV-7's authors.
-        dtype: the model's dtype; stored weights of any dtype are converted.
+        dtype: the model's dtype; stored weights of any dtype are converted. "auto": bfloat16 if the largest of
+            them is, and float32 otherwise.
 
     Returns:
         the model in evaluation mode, and its tokenizer and chat template (None if the folder has none). The template's
@@ -100,6 +100,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         weights = without_unused(read_weights(folder))
         entries = entries_of_pth(weights, str(folder))
         outline = outline_of(OF_THE_AUTHORS, entries, len(weights), str(folder))
+        dtype = _stored_dtype(weights) if dtype == "auto" else dtype
         return PortableModel(filled(outline, OF_THE_AUTHORS, weights, str(folder), dtype), None)
     if folder.is_file():
         from recurra.convert.published.gguf_file import from_gguf  # of the extra hf
@@ -110,11 +111,18 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
     factors = architecture.folded(entries, outline.config)
+    dtype = _stored_dtype(weights) if dtype == "auto" else dtype
     model = filled(outline, architecture, weights, str(folder), dtype, factors)
     if not (file := folder / "tokenizer.json").is_file():
         return PortableModel(model, None)
     tokenizer = BytePairEncoding.load(file)
     return PortableModel(model, tokenizer, chat_template=read_chat_template(folder, tokenizer))
+
+
+def _stored_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the dtype of the largest matrix: bfloat16, or float32 for any other."""
+    largest = max(weights.values(), key=Tensor.numel)
+    return torch.bfloat16 if largest.dtype == torch.bfloat16 else torch.float32
 
 
 def outline_of(architecture: Architecture, entries: dict[str, Any], n_tensors: int, name: str) -> LanguageModel:
@@ -139,10 +147,13 @@ def filled(
     dtype: torch.dtype,
     factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> LanguageModel:
-    """Give an outlined model memory and its weights, which have transformers' names and come from `what`."""
+    """Give an outlined model memory and its weights, which have transformers' names and come from `what`.
+
+    weights: changed, so that none is held longer than needed.
+    """
     weights = split_fused(weights, fused_of(architecture, outline.config), what)
     if outline.config.biases and not outline.config.tie_embeddings:  # their heads have none
-        weights = {_head_bias(architecture): torch.zeros(outline.config.vocab_size), **weights}
+        weights.setdefault(_head_bias(architecture), torch.zeros(outline.config.vocab_size))
     places = matched(outline, weights, rules_of(architecture, outline.config), what)
     model = _with_memory(outline, dtype)
     fill(model, weights, places, what, factors)
@@ -158,9 +169,7 @@ def _with_memory(outline: LanguageModel, dtype: torch.dtype) -> LanguageModel:
     tied = tied_parameters(outline)
     assert not list(outline.buffers()), "a buffer is no weight, and would be left empty"
     model: LanguageModel = outline.to(dtype).to_empty(device="cpu")
-    for name, first in tied.items():
-        module, _, last = name.rpartition(".")
-        setattr(model.get_submodule(module), last, model.get_parameter(first))
+    retie(model, tied)
     return model
 
 
@@ -191,7 +200,9 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     return weights
 
 
-def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: str | None = None) -> None:
+def to_huggingface(
+    portable: PortableModel, folder: str | Path, *, model_type: str | None = None, in_place: bool = False
+) -> None:
     """Write a language model as a folder that transformers loads with its own class, without code of this package.
 
     Files: config.json, model.safetensors and, if there are any, tokenizer.json and chat_template.jinja.
@@ -202,26 +213,29 @@ def to_huggingface(portable: PortableModel, folder: str | Path, *, model_type: s
         model_type: the target class, by the model_type of its config.json; the first that fits if None. This
             matters for Qwen3-Next ("qwen3_next"): if it is dense, or has experts in all blocks, it is also a Qwen3.5
             ("qwen3_5_text" or "qwen3_5_moe_text", the default).
+        in_place: take the weights out of the model, which is then empty: for a model that barely fits into memory.
 
     Raises:
         ValueError: transformers has no class for such a model.
     """
     known = ARCHITECTURES if model_type is None else {model_type: choose("model_type", ARCHITECTURES, model_type)}
-    architecture, entries, weights = published_form(portable.model, known.values())
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    dtype = str(dtype_of(portable.model)).removeprefix("torch.")
+    architecture, entries, weights = published_form(portable.model, known.values(), in_place=in_place)
     entries |= {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "dtype": str(next(portable.model.parameters()).dtype).removeprefix("torch."),
+        "dtype": dtype,
     }
-    files = {"model.safetensors": save(weights, {"format": "pt"})}
+    files = {}
     if isinstance(portable.tokenizer, BytePairEncoding):
         files["tokenizer.json"] = portable.tokenizer.to_json().encode()
     if portable.chat_template is not None:
         files[TEMPLATE] = portable.chat_template.encode()
     files["config.json"] = json.dumps(entries, indent=2).encode()
-    replace_files({folder / name: content for name, content in files.items()})
+    with put_in_place(Path(folder)) as scratch:
+        with replacing(scratch / "model.safetensors") as file:
+            write_safetensors(file, weights, {"format": "pt"})
+        replace_files({scratch / name: content for name, content in files.items()})
 
 
 def to_pth(portable: PortableModel, path: str | Path) -> None:
@@ -237,16 +251,19 @@ def to_pth(portable: PortableModel, path: str | Path) -> None:
     _described(portable.model, [OF_THE_AUTHORS])
     weights = weights_by_their_names(portable.model, rules_of(OF_THE_AUTHORS, portable.model.config))  # type: ignore
     with replacing(Path(path)) as file:
-        torch.save(weights, file)
+        torch.save({name: tensor.clone() for name, tensor in weights.items()}, file)  # or whole matrices beside parts
 
 
 def published_form(
-    model: nn.Module, known: Iterable[Architecture]
+    model: nn.Module, known: Iterable[Architecture], *, in_place: bool = False
 ) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
-    """Return the first architecture that has this model's shape, the entries of its config.json, and its weights."""
+    """Return the first architecture that has this model's shape, the entries of its config.json, and its weights.
+
+    The weights may share the model's memory. in_place: take them out of it.
+    """
     architecture, entries = _described(model, known)
     config: Any = model.config
-    weights = weights_by_their_names(model, rules_of(architecture, config))
+    weights = weights_by_their_names(model, rules_of(architecture, config), in_place=in_place)
     if config.tie_embeddings:
         del weights[architecture.head]
     bias = weights.pop(_head_bias(architecture), None)
@@ -266,12 +283,11 @@ def without_unused_tokens(portable: PortableModel) -> PortableModel:
         raise ValueError(sentence("the model's vocabulary", f"{known} tokens", f"the {n_tokens} of its tokenizer"))
     with on_meta():
         smaller = LanguageModel(replace(model.config, vocab_size=n_tokens))
-    smaller = _with_memory(smaller, next(model.parameters()).dtype)
-    with torch.no_grad():
-        for name, parameter in smaller.named_parameters():
-            ends = name.startswith(("embedding.", "head."))
-            parameter.copy_(model.get_parameter(name)[:n_tokens] if ends else model.get_parameter(name))
-    return portable._replace(model=smaller.eval())
+    weights = {
+        name: tensor[:n_tokens].clone() if name.startswith(("embedding.", "head.")) else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    return portable._replace(model=with_weights(smaller, weights).eval())
 
 
 def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple[Architecture, dict[str, Any]]:

@@ -4,10 +4,11 @@ Weights go by way of transformers' layout. llama.cpp's names for them are those 
 `hf`.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gguf
 import numpy as np
@@ -45,7 +46,7 @@ class _Reader(GGUFReader):
         return super()._get(offset, dtype, count, override_order)
 
 
-def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
+def from_gguf(path: Path, dtype: torch.dtype | Literal["auto"]) -> PortableModel:
     """Make a language model of a GGUF file, as `from_huggingface`."""
     metadata, tensors = _read(path)
     name = str(metadata.get(Keys.General.ARCHITECTURE))
@@ -60,7 +61,9 @@ def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
     n_layer, n_blocks = entries["num_hidden_layers"], int(own["block_count"])
     ahead = tuple(f"blk.{number}." for number in range(n_layer, n_blocks))
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(ahead)}
-    theirs = weights_by_their_names(outline, rules_of(architecture, outline.config))
+    if dtype == "auto":
+        dtype = torch.bfloat16 if embedding.tensor_type == GGMLQuantizationType.BF16 else torch.float32
+    theirs = weights_by_their_names(outline.to(dtype), rules_of(architecture, outline.config))
     theirs = join_fused(theirs, fused_of(architecture, outline.config))
     model = filled(outline, architecture, _weights(kind, entries, tensors, theirs, path), str(path), dtype)
     return PortableModel(model, read_tokenizer(metadata, str(path)))
@@ -84,7 +87,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
 def _weights(
     kind: Kind, entries: Entries, tensors: Mapping[str, gguf.ReaderTensor], theirs: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """Return the tensors by transformers' names and in the shapes that `theirs` has."""
+    """Return the tensors by transformers' names, in the shapes and dtypes that `theirs` has."""
     places = _places(kind, entries, theirs)
     known = {name for place in places for name in place.names}
     if missing := known - tensors.keys() - {"output.weight"}:  # which may be the embedding
@@ -93,7 +96,7 @@ def _weights(
     for place in (place for place in places if tensors.keys() >= set(place.names)):
         parts = place.rule.write(theirs[place.own])  # of the right shapes, without memory
         found = [_values(tensors[name], part.shape, path) for name, part in zip(place.names, parts, strict=True)]
-        weights[place.own] = place.rule.read(*found)
+        weights[place.own] = place.rule.read(*found).to(theirs[place.own].dtype)
     require_finite(weights, path)
     return weights | dict.fromkeys(tensors.keys() - known, torch.empty(0))  # which no rule knows
 
@@ -139,7 +142,7 @@ class _Array(np.ndarray):
         file.write(self.tobytes())
 
 
-def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16") -> None:
+def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16", in_place: bool = False) -> None:
     """Write a language model as a GGUF file, with its tokenizer.
 
     llama.cpp cuts a text as the tokenizer does, except that tokenizers of this package cut it into lines first, and may
@@ -151,12 +154,13 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         path: the file to write.
         dtype: what matrices are stored in; all else is float32. In Q8_0 and Q4_0, matrices whose rows are no
             multiple of 32 are float16.
+        in_place: take the weights out of the model, which is then empty: for a model that barely fits into memory.
 
     Raises:
         ValueError: llama.cpp has no such model or no such tokenizer.
     """
     require_literal(GgufType, dtype=dtype)
-    architecture, entries, weights = published_form(portable.model, _ARCHITECTURES.values())
+    architecture, entries, weights = published_form(portable.model, _ARCHITECTURES.values(), in_place=in_place)
     kind = next((kind for kind in KINDS if kind.model_type == architecture.model_type), None)
     if kind is None:
         expected = ", ".join(ARCHITECTURES[kind.model_type].class_name for kind in KINDS)
@@ -166,12 +170,18 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         for key, value in kind.metadata(entries).items():
             _ADD[type(value)](writer, f"{kind.name}.{key}", value)
         write_tokenizer(writer, portable.tokenizer, entries["vocab_size"])
-        for place in _places(kind, entries, weights):
-            for name, part in zip(place.names, place.rule.write(weights[place.own].float()), strict=True):
-                _write(writer, name, part.contiguous().numpy(), GGMLQuantizationType[dtype.upper()])
+        places, wanted = _places(kind, entries, weights), GGMLQuantizationType[dtype.upper()]
+        for place in places:  # without memory
+            for name, part in zip(place.names, place.rule.write(weights[place.own].to("meta").float()), strict=True):
+                stored = _stored(name, part.shape, wanted)
+                shape = gguf.quant_shape_to_byte_shape(part.shape, stored)
+                writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
+        for place in places:
+            for name, part in zip(place.names, place.rule.write(weights.pop(place.own).float()), strict=True):
+                writer.write_tensor_data(_quantised(name, part.contiguous().numpy(), wanted))
         writer.close()
 
 
@@ -183,20 +193,20 @@ _ADD: dict[type, Callable[..., None]] = {
 }
 
 
-def _write(writer: GGUFWriter, name: str, values: np.ndarray, wanted: GGMLQuantizationType) -> None:
-    stored = _stored(name, values, wanted)
+def _quantised(name: str, values: np.ndarray, wanted: GGMLQuantizationType) -> np.ndarray:
+    stored = _stored(name, values.shape, wanted)
     largest = np.abs(values).max(initial=0.0)
     most = np.finfo(np.float16).max if stored == GGMLQuantizationType.F16 else np.finfo(np.float32).max
     require(largest <= most, name, f"one with {largest:.3g}", f"finite numbers up to {most:.3g}", "choose the type f32")
-    writer.add_tensor(name, gguf.quantize(values, stored).view(_Array), raw_dtype=stored)
+    return gguf.quantize(values, stored).view(_Array)
 
 
 _EXACT = ("ssm_conv1d.weight", "ssm_norm.weight", "shortconv.conv.weight", "time_mix_lerp_fused.weight")
 
 
-def _stored(name: str, values: np.ndarray, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
+def _stored(name: str, shape: Sequence[int], wanted: GGMLQuantizationType) -> GGMLQuantizationType:
     """The type of a tensor: matrices alone are less than float32."""
-    if not name.endswith(".weight") or values.ndim < 2 or name.endswith(_EXACT):
+    if not name.endswith(".weight") or len(shape) < 2 or name.endswith(_EXACT):
         return GGMLQuantizationType.F32
     block, _ = gguf.GGML_QUANT_SIZES[wanted]
-    return wanted if values.shape[-1] % block == 0 else GGMLQuantizationType.F16
+    return wanted if shape[-1] % block == 0 else GGMLQuantizationType.F16
