@@ -130,12 +130,14 @@ def _save_checkpoint(path: Path, payload: Payload) -> None:
         raise OSError(sentence(str(path), got, "a file that can be written")) from error
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None) -> Payload:
+def load_checkpoint(
+    path: Path, device: torch.device | str | None = "cpu", *, target: "Target | None" = None
+) -> Payload:
     """Check every byte of a checkpoint, and read it.
 
     Args:
         path: a file, or the folder that several ranks wrote.
-        device: where the tensors of a file go.
+        device: where the tensors of a file go; None leaves them in the file, for weights that are copied at once.
         target: what the tensors of a folder are read into; None reads all of them, to the CPU.
 
     Raises:
@@ -153,8 +155,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
             payload = _load_file(path, device)
         if (found := payload.get("format")) != _FORMAT:
             raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
-        for weights in (payload["model"], scored_weights(payload)):
-            require_finite(weights, path)
+        require_finite(payload["model"], path)
+        if payload["average"] is not None:
+            require_finite(scored_weights(payload), path)
     except OSError as error:
         raise CheckpointError(sentence(str(path), f"unreadable ({error})", _CHECKPOINT)) from error
     except ValueError as error:
@@ -165,7 +168,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
     return payload
 
 
-def _load_file(path: Path, device: torch.device | str) -> Payload:
+def _load_file(path: Path, device: torch.device | str | None) -> Payload:
     tensors, metadata = read_safetensors(path, _CHECKPOINT)
     if _METADATA not in metadata:
         raise ValueError(sentence(str(path), "another kind of file", _CHECKPOINT))
@@ -175,8 +178,8 @@ def _load_file(path: Path, device: torch.device | str) -> Payload:
         tensors |= {name: torch.view_as_complex(tensors[name]) for name in found["complex"]}
         if digest != content_digest(found, tensors):
             raise ValueError("another digest")
-        # Copies: what the library reads is a part of the file until it is touched.
-        tensors = {name: _copy(tensor, device, strides.get(name)) for name, tensor in tensors.items()}
+        if device is not None:  # copies: what the library reads is a part of the file until it is touched
+            tensors = {name: _copy(tensor, device, strides.get(name)) for name, tensor in tensors.items()}
     except _MALFORMED as error:
         got = "damaged: its content does not match its digest"
         raise ValueError(sentence(str(path), got, _CHECKPOINT)) from error
@@ -342,7 +345,7 @@ class CheckpointFolder:
             raise CheckpointError(sentence(str(path), got, "a checkpoint that training can continue from", hint))
 
     def load(
-        self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
+        self, which: str, device: torch.device | str | None = "cpu", *, target: "Target | None" = None
     ) -> tuple[Path, Payload]:
         """Find and read a checkpoint; a CheckpointError offers an older one if there is one.
 

@@ -18,7 +18,7 @@ from recurra._files.writing import write_json
 from recurra.checks import sentence
 from recurra.data.batches import DataSet
 from recurra.data.tokenizers import TextEncoder
-from recurra.models.registry import DataSizes, VideoSizes
+from recurra.models.registry import DataSizes, Uninitialised, VideoSizes
 from recurra.train._process import Ranks, is_first_launched
 from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
 from recurra.train.evaluate import evaluate
@@ -98,9 +98,11 @@ class Run:
 
     @cached_property
     def _loaded(self) -> tuple[nn.Module, int]:
-        file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
-        model = self.experiment.model.build(self.sizes())
-        if self.experiment.lora.rank is not None:
+        has_adapters = self.experiment.lora.rank is not None
+        file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint, None)
+        with nullcontext() if has_adapters else Uninitialised():
+            model = self.experiment.model.build(self.sizes())
+        if has_adapters:
             self.experiment.load_initial_weights(model)
         adapters = self.experiment.add_adapters(model)
         load_weights(model, scored_weights(saved), file)
