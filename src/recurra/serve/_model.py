@@ -23,7 +23,7 @@ from recurra.checks import require, sentence
 from recurra.data.tokenizers import TextEncoder
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.steps import CompiledStep, TracedStep, prepare, recorded_rows
+from recurra.decoding.steps import CompiledStep, TracedStep, prepare
 from recurra.mixers.base import Dim
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
@@ -120,7 +120,7 @@ class ServedModel:
         like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
         choose(like, [TokenChoice(SamplingConfig(), torch.Generator())])
         if isinstance(self.runner, TracedStep):
-            for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
+            for size in self.runner.sizes:
                 self.runner.program(size)
         _ = self._pieces
 
