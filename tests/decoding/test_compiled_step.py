@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 from recurra import state as states
+from recurra.decoding import steps
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.packing import pack_linear_layers
-from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare, recorded_rows
+from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare
 from recurra.layers.feed_forward import SigmoidRouter
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
-from recurra.state import map_tensors, tensors
+from recurra.state import map_tensors, n_bytes, tensors
 
 pytestmark = pytest.mark.compile  # while torch records, its tracer stands between the shape checks and their tensors
 
@@ -164,12 +165,24 @@ def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
                 right = compiled(tokens[row : row + 1], alone[row][1])
                 assert torch.equal(logits[row : row + 1], right[0])
                 assert all(map(torch.equal, tensors(one), tensors(right[1])))
-    assert sorted(compiled._programs) == [1, 3, 12, 40, MOST_VECTORS]  # no others were recorded
-    refused = [
-        batch for batch in range(MOST_VECTORS + 10) if recorded_rows(batch) == batch and not compiled.program(batch)
-    ]
-    assert refused == [0, MOST_VECTORS + 8]
-    assert [batch for batch in compiled._programs if recorded_rows(batch) != batch] == []
+    assert sorted(compiled._programs) == [1, 3, 12, 48, MOST_VECTORS]  # no others were recorded
+    assert [batch for batch in range(80) if compiled.program(batch)] == compiled.sizes
+
+
+@pytest.mark.parametrize(("rows_of_room", "largest"), [(0, 8), (15, 12), (30, 24)])
+def test_batches_of_large_states_run_in_pieces(monkeypatch, rows_of_room, largest):
+    model = pack_linear_layers(language_model())
+    monkeypatch.setattr(steps, "_MOST_BYTES", rows_of_room * n_bytes(model(torch.tensor([[1]]))[1]))
+    compiled = CompiledStep(model, 31)
+    assert compiled.sizes[-1] == largest
+    tokens = torch.arange(29)[:, None]
+    _, state = model(tokens)
+    calls = count_model_calls(compiled)
+    compiled(tokens, state)  # recorded
+    before = len(calls)
+    results = compiled(tokens, state)
+    assert len(calls) == before
+    assert_near(results, model(tokens, state))
 
 
 def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatch):

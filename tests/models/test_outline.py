@@ -1,4 +1,4 @@
-"""Outlined models: the shapes of the models themselves, on meta, and nothing drawn."""
+"""Outlined models: the shapes of the models themselves, on meta, and nothing drawn; and models to be filled."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 
 from recurra.mixers.base import list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.models.registry import on_meta
+from recurra.models.registry import Uninitialised, on_meta
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 SIZES = {"vocab_size": 10, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
@@ -59,3 +59,26 @@ def test_every_mixer_has_an_outline_though_torch_does_not_know_linspace(monkeypa
     with on_meta():
         outline = LanguageModel(config)
     assert all(parameter.is_meta for parameter in outline.parameters())
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_a_model_filled_after_nothing_was_drawn_is_the_model(mixer):
+    config = LanguageModelConfig(**SIZES | {"d_model": 48}, mixer=mixer)
+    model = LanguageModel(config).eval()
+    with Uninitialised():
+        filled = LanguageModel(config).eval()
+        for parameter in filled.parameters():  # what memory may hold
+            parameter.data = torch.full_like(parameter, torch.nan)
+    filled.load_state_dict(model.state_dict())
+    tokens = torch.arange(10)[None]
+    assert torch.equal(filled(tokens)[0], model(tokens)[0])
+
+
+def test_uninitialised_layers_draw_nothing():
+    before = torch.get_rng_state()
+    with Uninitialised():
+        layer = nn.Linear(3, 2)
+        with torch.no_grad():
+            layer.weight[:1].normal_()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(set(torch.empty(9).uniform_().tolist())) == 9

@@ -231,7 +231,7 @@ class StepProgram:
         self._table = np.array(rows, dtype=np.int64)
         self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
         self._windows, self._most_steps = step.windows, MOST_STEPS
-        self._inputs = step.inputs
+        self._inputs = [torch.empty_like(tensor, device="meta") for tensor in step.inputs]  # without their memory
         self.is_window = [any(at in window[:2] for window in step.windows) for at in range(len(step.inputs))]
         self._forms = [None if is_window else form_of(tensor) for tensor, is_window in zip(step.inputs, self.is_window)]
         self._is_empty = [tensor.numel() == 0 for tensor in step.inputs]

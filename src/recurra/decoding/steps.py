@@ -23,7 +23,7 @@ from recurra.mixers.base import Mixer
 from recurra.models.shell import LanguageModelShell
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops._toolkit.graphs import WARM_UPS, Capture, CudaCapture, Graph
-from recurra.state import Ragged, join, n_streams, select, tensors
+from recurra.state import Ragged, join, n_bytes, n_streams, select, tensors
 
 # A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than they
 # do. So the model's own forward runs once and its operations are recorded, by `torch.jit.trace` or as instructions of
@@ -35,7 +35,14 @@ _MOST_ROWS = 4 * MOST_VECTORS
 _EXACT = 8
 """Rows up to which each batch has a recording of its own."""
 
+_SIZES = (*range(1, _EXACT + 1), 12, 16, 24, 32, 48, MOST_VECTORS)
+
+_MOST_BYTES = 2**30
+"""State of the largest recorded batch, of which a recording holds several copies: rows with large states gain less from
+reading the weights together."""
+
 _CHECKED_STEPS = 3
+"""Steps of one row that are compared; of more rows, which run the same instructions, one is."""
 
 
 class StateShapeChanges(ValueError):
@@ -91,11 +98,11 @@ _Program: TypeAlias = _TracedProgram | _CapturedProgram | StepProgram
 class TracedStep(nn.Module):
     """A model in evaluation mode that runs one token per row from a trace, and everything else itself.
 
-    The step of one row is traced at construction, those of larger batches when they first occur: of 2 to 8 rows, and
-    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is padded with copies of its last row, so a
-    changing number of streams does not need a trace for each size; batches of up to `_MOST_ROWS` rows run in pieces of
-    `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
-    tokens or states that differ in form from those of the trace (the model refuses any that do not fit it).
+    The step of one row is traced at construction, those of larger batches when they first occur: of 2 to 8, 12, 16, 24,
+    32, 48 and 64 rows, but of more than 8 only as many as have 1 GiB of state. A batch between two of these is padded
+    with copies of its last row, so a changing number of streams does not need a trace for each size; batches of up to
+    `_MOST_ROWS` rows run in pieces. All other inputs go through the model: several tokens per row, the first step of a
+    stream, and tokens or states that differ in form from those of the trace (the model refuses any that do not fit it).
     The model's weights must not change. Its attributes (`config`, `head`) are available here too.
 
     Args:
@@ -116,6 +123,9 @@ class TracedStep(nn.Module):
         self.model, self.vocab_size = model, vocab_size
         self._like, program = self._made_for(1)
         self._states = StateForm(self._like)
+        room = _MOST_BYTES // max(1, n_bytes(self._like))
+        self.sizes = [size for size in _SIZES if size <= max(_EXACT, room)]
+        """The numbers of rows that are recorded."""
         self._programs: dict[int, _Program | None] = {1: program}
         self._recording = threading.Lock()
         self.eval()
@@ -139,8 +149,9 @@ class TracedStep(nn.Module):
         if rows > _MOST_ROWS or not all(map(_are_rows, inputs, repeat(rows))):
             return None
         done = []
-        for start in range(0, rows, MOST_VECTORS):
-            results = self._run_filled_up([select(part, slice(start, start + MOST_VECTORS)) for part in inputs])
+        most = self.sizes[-1]
+        for start in range(0, rows, most):
+            results = self._run_filled_up([select(part, slice(start, start + most)) for part in inputs])
             if results is None:
                 return None
             done.append(results)
@@ -148,7 +159,7 @@ class TracedStep(nn.Module):
 
     def _run_filled_up(self, inputs: Sequence[Any]) -> list[Any] | None:
         rows = len(inputs[0])
-        size = recorded_rows(rows)
+        size = next(size for size in self.sizes if size >= rows)
         program = self.program(size)
         if program is None:
             return None
@@ -161,7 +172,7 @@ class TracedStep(nn.Module):
 
     def program(self, batch: int) -> _Program | None:
         """Return the recorded step of this many rows, recorded now if need be; None if there is none."""
-        if batch not in self._programs and 0 < batch <= MOST_VECTORS and batch == recorded_rows(batch):
+        if batch not in self._programs and batch in self.sizes:
             with self._recording:  # other threads wait for it instead of recording it too
                 if batch not in self._programs:
                     try:
@@ -184,12 +195,12 @@ class TracedStep(nn.Module):
         """Record a step of this many rows and check it; give a state of it, and the program."""
         device = next(iter((*self.model.parameters(), *self.model.buffers()))).device
         generator = torch.Generator().manual_seed(0)
-        size = (_CHECKED_STEPS + 2, batch, 1)
+        size = (2 + (_CHECKED_STEPS if batch == 1 else 1), batch, 1)
         tokens = torch.randint(self.vocab_size, size, device="cpu", generator=generator).to(device)
         # in the types of the model: a caller's autocast must not stay in what later calls run
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
             _, like = self.model(tokens[0])
-            if self._outline(like) != self._outline(self.model(tokens[1], like)[1]):
+            if batch == 1 and self._outline(like) != self._outline(self.model(tokens[1], like)[1]):
                 raise StateShapeChanges(
                     "the model's steps cannot be recorded: from one to the next, more of its state changes than the "
                     "values of its tensors (a position that counts up, or a window that grows)"
@@ -231,12 +242,6 @@ class TracedStep(nn.Module):
     def _carried(self, mine: list[Tensor], expected: Any) -> list[Tensor]:
         """Return the state from which the next checked step begins."""
         return mine
-
-
-def recorded_rows(rows: int) -> int:
-    """Return the smallest number of rows, at least these, that has a recording."""
-    unit = 1 if rows <= _EXACT else 4 if rows <= 4 * _EXACT else 8
-    return -(-rows // unit) * unit
 
 
 def _are_rows(part: Rows, rows: int) -> bool:

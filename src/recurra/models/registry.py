@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from recurra.checks import require, sentence
 from recurra.registry import Registry
 
-_WRITERS = {Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_}
-_WRITERS |= {function for name, function in vars(nn.init).items() if name.endswith("_") and name[0] != "_"}
+_INITIALISERS = {function for name, function in vars(nn.init).items() if name.endswith("_") and name[0] != "_"}
+_INITIALISERS |= {Tensor.normal_, Tensor.uniform_}
+_WRITERS = _INITIALISERS | {Tensor.zero_, Tensor.fill_}
 
 
 @contextmanager
@@ -28,6 +29,23 @@ def on_meta() -> Iterator[None]:
     """
     with torch.device("meta"), _Undrawn():
         yield
+
+
+class Uninitialised(TorchFunctionMode):
+    """Create models whose weights are then all replaced: their parameters keep what their memory held.
+
+    Drawing the weights of a large model takes as long as reading them from a file.
+    """
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _INITIALISERS:
+            tensor: Tensor = args[0] if args else kwargs["tensor"]
+            if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+                return tensor
+        return function(*args, **kwargs)
 
 
 class _Undrawn(TorchFunctionMode):

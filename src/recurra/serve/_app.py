@@ -137,11 +137,13 @@ def _load_model(
     dtypes_of_states: dict[str, str] | None = None,
 ) -> ServedModel:
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    print(f"loading {trained.name}", file=sys.stderr, flush=True)  # a large model takes a minute
     return ServedModel(
         trained.name,
         trained.model,
         trained.tokenizer if trained.task.has_tokenizer() else None,
         weights=weights,
+        in_place=True,
         dtypes_of_states=dtypes_of_states,
         task=trained.task.explored(trained),
         chat_template=trained.folder.read_chat_template(),

@@ -23,7 +23,7 @@ from recurra.checks import require, sentence
 from recurra.data.tokenizers import TextEncoder
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.steps import CompiledStep, TracedStep, prepare, recorded_rows
+from recurra.decoding.steps import CompiledStep, TracedStep, prepare
 from recurra.mixers.base import Dim
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
@@ -76,6 +76,7 @@ class ServedModel:
         model: a language model in evaluation mode.
         tokenizer: None for a model that reads numbers.
         weights: dtype of the packed weights; None runs the model as it is.
+        in_place: pack the model itself, freeing its weights.
         dtypes_of_states: `kv_cache_dtype` and `state_dtype` of `prepare`, with packed weights.
         task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
         chat_template: a Jinja template in transformers' format.
@@ -88,6 +89,7 @@ class ServedModel:
         tokenizer: TextEncoder | None = None,
         *,
         weights: str | None = None,
+        in_place: bool = False,
         dtypes_of_states: dict[str, str] | None = None,
         task: dict[str, Any] | None = None,
         chat_template: str | None = None,
@@ -101,7 +103,7 @@ class ServedModel:
             require(weights is not None, ", ".join(rounded), ", ".join(rounded.values()), "float32 without weights")
             identity += json.dumps(rounded, sort_keys=True)
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-        self.runner: nn.Module = model if weights is None else prepare(model, weights, **rounded)
+        self.runner: nn.Module = model if weights is None else prepare(model, weights, **rounded, in_place=in_place)
         self.plain = cast(Any, self.runner.model if isinstance(self.runner, TracedStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)
@@ -118,7 +120,7 @@ class ServedModel:
         like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
         choose(like, [TokenChoice(SamplingConfig(), torch.Generator())])
         if isinstance(self.runner, TracedStep):
-            for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
+            for size in self.runner.sizes:
                 self.runner.program(size)
         _ = self._pieces
 

@@ -153,8 +153,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
             payload = _load_file(path, device)
         if (found := payload.get("format")) != _FORMAT:
             raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
-        for weights in (payload["model"], scored_weights(payload)):
-            require_finite(weights, path)
+        require_finite(payload["model"], path)
+        if payload["average"] is not None:
+            require_finite(scored_weights(payload), path)
     except OSError as error:
         raise CheckpointError(sentence(str(path), f"unreadable ({error})", _CHECKPOINT)) from error
     except ValueError as error:
