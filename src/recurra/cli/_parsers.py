@@ -339,7 +339,7 @@ def convert(words: Sequence[str]) -> Namespace:
     formats = "format to write (default: from TARGET's extension, .safetensors or .gguf)"
     add("--to", choices=_choices.FORMATS, help=formats)
     add_checkpoint(parser, of="checkpoint of a run to convert")
-    dtypes = "precision of the weights (default: bfloat16 if SOURCE has that, else float32)"
+    dtypes = "precision of the weights (default: float32, or that of a model of ours)"
     add("--dtype", choices=("float32", "bfloat16"), help=dtypes)
     add("--force", action="store_true", help="write into a folder that is not empty, or over a file")
     return parsed(parser, words)

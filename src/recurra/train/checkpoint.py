@@ -6,9 +6,11 @@ folder of such files (`_distributed_checkpoint.py`).
 """
 
 import json
+import os
 import platform
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -287,6 +289,14 @@ class CheckpointFolder:
         target = self.path / f"best{SUFFIX}"
         self._write(target, payload)
         self._keep_best(target)
+
+    def call_best(self, step: int) -> None:
+        """Make the checkpoint of a step the best one too, without a second copy on the disk where it can have links."""
+        target = self.path / f"best{SUFFIX}"
+        try:
+            os.link(self._file(step), target)
+        except OSError:
+            shutil.copyfile(self._file(step), target)
 
     def _keep_best(self, target: Path) -> None:
         for other in self._named(_BEST):

@@ -98,7 +98,8 @@ def convert_model(
         checkpoint, overrides: for a source that is a run, as in `open_run`.
         force: write into a folder that is not empty, or over a file. A run is never overwritten.
         stored: for gguf, what matrices are rounded to; logits may then differ by any amount.
-        dtype: the precision of the weights, and of both models' logits; None for the source's own.
+        dtype: the precision of the weights, and of both models' logits; None for the source's own if it is one of ours,
+            and float32 for published models, in which all their numbers are exact.
 
     Returns:
         the largest difference between the logits.
@@ -155,7 +156,7 @@ def _read_model(
         hint = "--checkpoint and values of a recipe are for runs"
         raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", hint))
     if found in ("published", "gguf"):
-        return without_unused_tokens(from_huggingface(path, dtype=dtype or "auto"))
+        return without_unused_tokens(from_huggingface(path, dtype=dtype or torch.float32))
     if found == "hf":
         portable: PortableModel = _huggingface().load_folder(path)
     elif found == "safetensors":

@@ -115,4 +115,4 @@ def save_run(portable: PortableModel, path: Path, about: Sequence[str], *, sourc
     }
     checkpoints = CheckpointFolder(folder.checkpoints)
     checkpoints.save(portable.step or 0, payload)
-    checkpoints.save_best(payload)
+    checkpoints.call_best(portable.step or 0)

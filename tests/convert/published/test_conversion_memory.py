@@ -105,24 +105,27 @@ def test_weights_are_let_go_once_they_are_read(name, peers, monkeypatch):
     assert left == []
 
 
-def test_the_precision_of_the_source_is_kept(source, tmp_path):
+def test_runs_keep_the_precision_that_they_are_given(source, tmp_path):
     weights = load_file(source / "model.safetensors")
-    convert_model(source, tmp_path / "run", "run")
-    run = _read_model(tmp_path / "run").model
-    expected = _read_model(source).model
+    convert_model(source, tmp_path / "run", "run", dtype=torch.bfloat16)
+    run, wide = _read_model(tmp_path / "run").model, _read_model(source).model
+    assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
     assert run.embedding.weight.dtype == torch.bfloat16
-    assert all(torch.equal(run.get_parameter(name), tensor) for name, tensor in expected.named_parameters())
+    assert all(torch.equal(run.get_parameter(name), tensor.bfloat16()) for name, tensor in wide.named_parameters())
     assert convert_model(tmp_path / "run", tmp_path / "back", "published") == 0
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert back.keys() == weights.keys()
     for name, tensor in weights.items():  # the tokenizer has fewer tokens than the table rows
         torch.testing.assert_close(back[name].float(), tensor[: len(back[name])].float(), rtol=1e-6, atol=0)
-    convert_model(source, tmp_path / "wide", "run", dtype=torch.float32)
-    wide = _read_model(tmp_path / "wide").model
-    assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
-    convert_model(tmp_path / "wide", tmp_path / "narrow.safetensors", "safetensors", dtype=torch.bfloat16)
+    convert_model(tmp_path / "run", tmp_path / "narrow.safetensors", "safetensors")
     narrow = _read_model(tmp_path / "narrow.safetensors").model
-    assert all(torch.equal(narrow.get_parameter(name), tensor) for name, tensor in expected.named_parameters())
+    assert all(torch.equal(narrow.get_parameter(name), tensor) for name, tensor in run.named_parameters())
+
+
+def test_the_two_checkpoints_of_a_converted_run_are_one_file(source, tmp_path):
+    convert_model(source, tmp_path / "run", "run")
+    one, other = (tmp_path / "run" / "checkpoints").iterdir()
+    assert one.samefile(other)
 
 
 def test_another_models_logits_are_refused_in_bfloat16(source, tmp_path, monkeypatch):
@@ -136,5 +139,5 @@ def test_another_models_logits_are_refused_in_bfloat16(source, tmp_path, monkeyp
 
     monkeypatch.setattr(formats, "_read_model", disturbed)
     with pytest.raises(ValueError, match="its logits differ from the model's"):
-        convert_model(source, tmp_path / "run", "run")
+        convert_model(source, tmp_path / "run", "run", dtype=torch.bfloat16)
     assert not (tmp_path / "run").exists()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ def _read_entries(path: Path) -> dict[str, Any]:
     return of_qwen3_5(entries, str(path))
 
 
-def from_huggingface(folder: str | Path, *, dtype: torch.dtype | Literal["auto"] = torch.float32) -> PortableModel:
+def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
     """Convert a published language model: a folder of transformers' own class, a GGUF file, or RWKV-7's .pth.
 
     Its logits, and its states at any cut of a stream, equal those of transformers' class (for RWKV-7, of the authors'
@@ -85,8 +85,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype | Literal["auto"]
         folder: config.json, weights in model.safetensors or pytorch_model.bin, whole or in shards with an index, and
             tokenizer.json if there is one; or a folder in the format of Mamba's authors; or a GGUF file of an
             architecture that `to_gguf` writes (needs the extra `hf`); or a .pth file of RWKV-7's authors.
-        dtype: the model's dtype; stored weights of any dtype are converted. "auto": bfloat16 if the largest of
-            them is, and float32 otherwise.
+        dtype: the model's dtype; stored weights of any dtype are converted.
 
     Returns:
         the model in evaluation mode, and its tokenizer and chat template (None if the folder has none). The template's
@@ -100,7 +99,6 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype | Literal["auto"]
         weights = without_unused(read_weights(folder))
         entries = entries_of_pth(weights, str(folder))
         outline = outline_of(OF_THE_AUTHORS, entries, len(weights), str(folder))
-        dtype = _stored_dtype(weights) if dtype == "auto" else dtype
         return PortableModel(filled(outline, OF_THE_AUTHORS, weights, str(folder), dtype), None)
     if folder.is_file():
         from recurra.convert.published.gguf_file import from_gguf  # of the extra hf
@@ -111,18 +109,11 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype | Literal["auto"]
     weights = usual_names(architecture, _read_folder_weights(folder))
     outline = outline_of(architecture, entries, len(weights), str(folder / "config.json"))
     factors = architecture.folded(entries, outline.config)
-    dtype = _stored_dtype(weights) if dtype == "auto" else dtype
     model = filled(outline, architecture, weights, str(folder), dtype, factors)
     if not (file := folder / "tokenizer.json").is_file():
         return PortableModel(model, None)
     tokenizer = BytePairEncoding.load(file)
     return PortableModel(model, tokenizer, chat_template=read_chat_template(folder, tokenizer))
-
-
-def _stored_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype of the largest matrix: bfloat16, or float32 for any other."""
-    largest = max(weights.values(), key=Tensor.numel)
-    return torch.bfloat16 if largest.dtype == torch.bfloat16 else torch.float32
 
 
 def outline_of(architecture: Architecture, entries: dict[str, Any], n_tensors: int, name: str) -> LanguageModel:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -46,7 +46,7 @@ class _Reader(GGUFReader):
         return super()._get(offset, dtype, count, override_order)
 
 
-def from_gguf(path: Path, dtype: torch.dtype | Literal["auto"]) -> PortableModel:
+def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
     """Make a language model of a GGUF file, as `from_huggingface`."""
     metadata, tensors = _read(path)
     name = str(metadata.get(Keys.General.ARCHITECTURE))
@@ -61,8 +61,6 @@ def from_gguf(path: Path, dtype: torch.dtype | Literal["auto"]) -> PortableModel
     n_layer, n_blocks = entries["num_hidden_layers"], int(own["block_count"])
     ahead = tuple(f"blk.{number}." for number in range(n_layer, n_blocks))
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(ahead)}
-    if dtype == "auto":
-        dtype = torch.bfloat16 if embedding.tensor_type == GGMLQuantizationType.BF16 else torch.float32
     theirs = weights_by_their_names(outline.to(dtype), rules_of(architecture, outline.config))
     theirs = join_fused(theirs, fused_of(architecture, outline.config))
     model = filled(outline, architecture, _weights(kind, entries, tensors, theirs, path), str(path), dtype)
