@@ -253,7 +253,7 @@ def of_decoding(seed, number):
     wrong = case.choose("wrong", (*RIGHT, *given))
     if wrong == "x":
         x = given["x"]
-        more = {torch.uint8: 32, torch.int8: 4}.get(number, 1)  # they cannot tell widths apart that end in one group
+        more = {torch.uint8: 128, torch.int8: 4}.get(number, 1)  # they cannot tell widths apart that end in one block
         others = {"width": torch.zeros(len(x), n_in + more), "type": x.double(), "device": x.to("meta")}
         given["x"] = others[case.choose("by", others)]
     elif wrong != "right":

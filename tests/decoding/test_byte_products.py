@@ -5,8 +5,7 @@ import torch
 from tests.processes import Program, run_file
 from torch import nn
 
-from recurra.decoding._products import BLOCK
-from recurra.decoding.linear import DecodingLinear
+from recurra.decoding.linear import BLOCK, DecodingLinear
 
 OTHERS = {
     "AVX2": ("haswell", "+avx2,+fma"),
@@ -17,7 +16,7 @@ import sys
 import torch
 from recurra.decoding.linear import PANEL, QUAD
 from recurra.decoding._products import _HAS_PAIRS, _PER_PRODUCT, PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
-from recurra.decoding._tiles import bfloat16_two, int4_one, int8_two
+from recurra.decoding._tiles import EXPANDED_BYTES, bfloat16_two, expand, expanded_four, int4_two, int8_two
 from recurra.ops._toolkit.launch import compile_function
 
 @compile_function
@@ -33,15 +32,19 @@ def bfloat16(w, x, n_in, records, sums):
 @compile_function
 def int4(w, x, n_in, records, sums):
     round_inputs(x, n_in, 2, records)
-    for vector in range(2):
-        int4_one(w, records + RECORD * vector, RECORD, sums + 4 * 64 * vector, (n_in + 31) // 32, w)
+    int4_two(w, records, RECORD, sums, 1, w)
+    expanded = records + 4 * RECORD
+    expand(w, expanded, w)
+    expanded_four(expanded, records, RECORD, sums + 4 * 2 * 64, 32, w)
 
 cases, results = torch.load(sys.argv[1]), []
 for dtype, stored, scale, bias, x in cases:
-    sums, records = torch.zeros(2, PANEL), torch.zeros(2 * max(RECORD, PAIRS_RECORD), dtype=torch.uint8)
+    room = 4 * max(RECORD, PAIRS_RECORD) + EXPANDED_BYTES
+    sums, records = torch.zeros(6, PANEL), torch.zeros(room, dtype=torch.uint8)
     kernel = {"bfloat16": bfloat16, "int8": int8, "int4": int4}[dtype]
     kernel(stored.data_ptr(), x.data_ptr(), x.shape[1], records.data_ptr(), sums.data_ptr())
-    results.append(sums[:, : len(scale)] * scale + bias)
+    assert dtype != "int4" or torch.equal(sums[2:4], sums[:2])
+    results.append(sums[:2, : len(scale)] * scale + bias)
 torch.save((_PER_PRODUCT, _HAS_PAIRS, results), sys.argv[2])
 """
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.decoding._products import BLOCK, rounded
-from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear
+from recurra.decoding._products import rounded
+from recurra.decoding.linear import BLOCK, DTYPES, MOST_VECTORS, DecodingLinear
 from recurra.decoding.packing import pack_linear_layers
 from recurra.layers.convolution import ImplicitFilters
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -129,31 +129,50 @@ def test_what_the_numbers_keep_of_a_weight():
     assert (error > 0).any()
 
 
-@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (31, 65), (70, 3)])
-def test_int4_keeps_each_group_within_half_a_step(n_in, n_out):
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (31, 65), (70, 3), (300, 66)])
+def test_int4_keeps_each_group_within_some_units(n_in, n_out):
     linear = nn.Linear(n_in, n_out)
     with torch.no_grad():
-        linear.weight[0] = 0.25  # groups of one number
-        linear.weight[-1, -1] = 30.0  # does not widen the groups of other outputs, nor other groups of this one
+        linear.weight[0] = 0.25  # a block of one number
+        linear.weight[-1, -1] = 30.0  # does not coarsen other outputs, nor other blocks of this one
     w, mine = linear.weight, DecodingLinear(linear, "int4").weight
-    for start in range(0, n_in, 32):
-        part, kept = w[:, start : start + 32], mine[:, start : start + 32]
-        low, high = part.amin(1, keepdim=True), part.amax(1, keepdim=True)
-        rounding = 2**-11 * (low.abs() + high - low)  # of the minimum and the scale to float16, at either end
-        assert ((kept - part).abs() <= (high - low) / 30 + 2 * rounding).all()
-        assert all(len(set(row.tolist())) <= 16 for row in kept)
+    for start in range(0, n_in, BLOCK):
+        unit = w[:, start : start + BLOCK].abs().amax(1, keepdim=True) / 119 * (1 + 2**-8)
+        for group in range(start, min(start + BLOCK, n_in), 32):
+            part, kept = w[:, group : group + 32], mine[:, group : group + 32]
+            # a step up to 1.5 units below a 15th of the range cuts off both ends, and the minimum is rounded
+            assert ((kept - part).abs() <= (1.5 * 15 / 2 + 0.5) * unit).all()
+            assert all(len(set(row.tolist())) <= 16 for row in kept)
     if n_in > 1:
         assert not torch.equal(mine, w)
 
 
-def test_int4_takes_5_bits_a_weight_and_refuses_what_float16_cannot_hold():
-    linear = nn.Linear(64, 128)
-    assert DecodingLinear(linear, "int4").stored.nbytes * 8 == 5 * linear.weight.numel()
-    for wrong in (-2e6, float("inf"), float("nan")):
-        with torch.no_grad():
-            linear.weight[3, 5] = wrong
-        with pytest.raises(ValueError, match=r"linear\.weight is .* finite numbers within float16, for int4: use int8"):
-            DecodingLinear(linear, "int4")
+def in_q4_0(weight):
+    """Round as llama.cpp's Q4_0 does: 4 bits and a float16 factor for every 32 weights, so 4.5 bits, too."""
+    groups = weight.unflatten(1, (-1, 32))
+    factor = groups.gather(2, groups.abs().argmax(2, keepdim=True)) / -8
+    codes = (groups / factor + 8.5).floor().clamp(0, 15)
+    return (factor.half().float() * (codes - 8)).flatten(1)
+
+
+def test_int4_takes_4_and_a_half_bits_and_rounds_less_than_q4_0():
+    linear = nn.Linear(256, 128)
+    for draw in (nn.init.normal_, nn.init.uniform_, lambda weight: weight.normal_().pow_(3)):
+        draw(linear.weight)
+        layer = DecodingLinear(linear, "int4")
+        assert layer.stored.nbytes * 8 == 4.5 * linear.weight.numel()
+        assert (layer.weight - linear.weight).norm() < (in_q4_0(linear.weight) - linear.weight).norm()
+
+
+def test_int4_of_the_smallest_and_largest_weights_and_of_those_that_are_not_finite():
+    linear, x = nn.Linear(128, 4), torch.ones(1, 128)
+    for size in (1e-30, 1e30):
+        linear.weight.uniform_(-size, size)
+        exact = linear.weight.double()
+        assert (DecodingLinear(linear, "int4").weight - exact).norm() < 0.1 * exact.norm()
+    linear.weight.uniform_(-1, 1)
+    linear.weight[1, 5], linear.weight[2, 7] = float("nan"), float("inf")
+    assert DecodingLinear(linear, "int4")(x).isfinite().tolist() == [[True, False, False, True]]
 
 
 def language_model(**options):

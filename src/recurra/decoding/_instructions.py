@@ -15,8 +15,9 @@ constants, intermediate results); the other bases are the tensors of one call: t
                (n0, n2, n3); d lists where those of each row are, e holds rotations, f is memory to compute in
     UPDATE     last state g (n0, n1, n2) = d e + b^T c and out (n0, n2) = a g of n0 matrices, from queries a and keys b
                (n0, n1), values c (n0, n2), decays d (n0, n3) with n3 = n1 or 1, and the state e; of kind 1
-               or 3, the delta rule, c are values times rates f (n0), and f (b d e) is taken from c in its place first;
-               of kind 2 or 3, matrices of e and g are int16 codes with a scale
+               or 3, the delta rule, with f (c - b d e) in place of c and rates f (n0); of kind 4 or 6, the generalised
+               delta rule, with f1^T (f0 e) added to g and f (n0, 2, n1); of kind 2, 3 or 6, matrices of e and g are
+               int16 codes with a scale
     REPEAT     run the next n0 rows, all MAPs, n1 times: in each turn their operands lie some bytes further on
 
 All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0

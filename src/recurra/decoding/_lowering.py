@@ -400,15 +400,13 @@ def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> N
     if q.shape[1] != 1:
         raise StepNotCompiled(f"a delta rule of {q.shape[1]} steps")
     q, k, v, a, b = (_dense(memory, x[:, 0]).flatten(0, 1) for x in (q, k, v, a, b))
-    drive = memory.scratch(v.shape)
-    memory.map("mul", drive, b, v)
-    memory.update(outs[0], outs[1], q, k, drive, a, _dense(memory, state).flatten(0, 1), b)
+    memory.update(outs[0], outs[1], q, k, v, a, _dense(memory, state).flatten(0, 1), b)
 
 
 @_rule("recurra.gate_loop_step.default")
 def _gate_loop_step(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
     q, k, v, a = (_dense(memory, x[:, 0]).flatten(0, 1) for x in operands[:4])
-    memory.update(outs[0], outs[1], q, k, v, a, _dense(memory, operands[4]).flatten(0, 1), None)
+    memory.update(outs[0], outs[1], q, k, v, a, _dense(memory, operands[4]).flatten(0, 1))
 
 
 @_rule("recurra.generalised_delta_rule_fused.default")
@@ -416,15 +414,8 @@ def _generalised_delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operand
     *inputs, state = operands[:7]
     if inputs[0].shape[1] != 1:
         raise StepNotCompiled(f"a delta rule of {inputs[0].shape[1]} steps")
-    y, q, k, v, a, read, write = (_dense(memory, x[:, 0]).flatten(0, 1).unsqueeze(1) for x in (outs[0], *inputs))
-    last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
-    product, value = memory.scratch(state.shape), memory.scratch(v.shape)
-    _matrix_product(memory, value, read, state)
-    memory.map("mul", last, state, a.mT)
-    for key, written in ((write, value), (k, v)):
-        memory.map("mul", product, key.mT, written)
-        memory.map("add", last, last, product)
-    _matrix_product(memory, y, q, last)
+    q, k, v, a, *others = (_dense(memory, x[:, 0]).flatten(0, 1) for x in inputs)
+    memory.update(outs[0], outs[1], q, k, v, a, _dense(memory, state).flatten(0, 1), others=(others[0], others[1]))
 
 
 @_rule("recurra.gate_loop_fused.default")

@@ -14,19 +14,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from recurra.decoding._instructions import KINDS
-from recurra.decoding._products import BLOCK, PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
+from recurra.decoding._products import PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
 from recurra.decoding._tiles import (
+    EXPANDED_BYTES,
     bfloat16_four,
     bfloat16_one,
     bfloat16_six,
     bfloat16_six_of_many,
     bfloat16_two,
+    expand,
+    expanded_four,
+    expanded_six,
     has_wide_registers,
-    int4_four,
-    int4_four_more,
     int4_one,
-    int4_six,
-    int4_six_more,
     int4_two,
     int8_four,
     int8_one,
@@ -34,7 +34,7 @@ from recurra.decoding._tiles import (
     int8_six_of_many,
     int8_two,
 )
-from recurra.decoding.linear import GROUP, GROUP_BYTES, PAIR, PANEL, QUAD
+from recurra.decoding.linear import BLOCK, BLOCK_BYTES, PAIR, PANEL, QUAD
 from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_inline, compile_part
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, store, total, zeros
 
@@ -117,11 +117,11 @@ _MANY = 18  # vectors: with more, the first tiles share the fetching of the next
 def room_bytes(vectors: int, n_in: int) -> int:
     """Give the room that a job needs for products of up to this many vectors of up to `n_in` numbers.
 
-    It is the sums of a panel, zeros between products, and at its end what a product leaves behind: sums of rows, or
-    rounded inputs.
+    It is the sums of a panel, zeros between products, then a block of int4 as int8, and at its end what a product
+    leaves behind: sums of rows, or rounded inputs.
     """
     blocks = (n_in + BLOCK - 1) // BLOCK
-    return 4 * PANEL * vectors + max(_ROW_SUMS, max(RECORD, PAIRS_RECORD) * blocks * vectors)
+    return 4 * PANEL * vectors + EXPANDED_BYTES + max(_ROW_SUMS, max(RECORD, PAIRS_RECORD) * blocks * vectors)
 
 
 @compile_inline
@@ -278,21 +278,17 @@ def _tiles_of_int8(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
 
 @compile_part
 def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
-    """Multiply `count` groups by the records of all vectors."""
-    done = 0
+    """Multiply a block by the records of all vectors."""
+    done, expanded = 0, sums + 4 * PANEL * vectors
+    if vectors >= 4:
+        expand(w, expanded, ahead)
     while done < vectors:
         left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
         if left >= 6 and left != 8:
-            if done:
-                int4_six_more(w, x_at, x_step, sums_at, count, ahead)
-            else:
-                int4_six(w, x_at, x_step, sums_at, count, ahead)
+            expanded_six(expanded, x_at, x_step, sums_at, BLOCK // QUAD, ahead)
             done += 6
         elif left >= 4:
-            if done:
-                int4_four_more(w, x_at, x_step, sums_at, count, ahead)
-            else:
-                int4_four(w, x_at, x_step, sums_at, count, ahead)
+            expanded_four(expanded, x_at, x_step, sums_at, BLOCK // QUAD, ahead)
             done += 4
         elif left >= 2:
             int4_two(w, x_at, x_step, sums_at, count, ahead)
@@ -325,7 +321,7 @@ def _panels(rounded: Any, tiles: Any, length: int, size: int, record: int) -> An
 
 _bfloat16 = _panels(round_to_pairs, _tiles_of_bfloat16, PAIR, 2 * PAIR * PANEL, PAIRS_RECORD)
 _int8 = _panels(round_inputs, _tiles_of_int8, QUAD, QUAD * PANEL, RECORD)
-_int4 = _panels(round_inputs, _tiles_of_int4, GROUP, GROUP_BYTES, RECORD)
+_int4 = _panels(round_inputs, _tiles_of_int4, BLOCK, BLOCK_BYTES, RECORD)
 
 
 @compile_inline

@@ -1,4 +1,4 @@
-"""Sums of products of bytes as LLVM, float16 as float32 vectors, and inputs rounded to whole numbers."""
+"""Sums of products of bytes as LLVM, and inputs rounded to whole numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.decoding.linear import GROUP
+from recurra.decoding.linear import BLOCK
 from recurra.ops._toolkit.launch import compile_part
 from recurra.ops._toolkit.vector_math import write
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, store
@@ -30,7 +30,8 @@ from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, store
 _I32 = ir.IntType(32)
 WORDS = ir.VectorType(_I32, WIDTH)
 """The type of the sums, and of 4 weights of every output."""
-_HALVES = ir.VectorType(ir.IntType(16), 2 * WIDTH)
+HALVES, BYTES = ir.VectorType(ir.IntType(16), 2 * WIDTH), ir.VectorType(ir.IntType(8), 4 * WIDTH)
+"""The types that see 2 halves or 4 bytes in a word."""
 _FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, WIDTH)
 
@@ -67,13 +68,17 @@ def all_of(kind: ir.VectorType, value: float) -> ir.Constant:
     return ir.Constant(kind, [value] * kind.count)
 
 
-def prepared(builder: ir.IRBuilder, weights: ir.Value, is_signed: bool) -> list[ir.Value]:
-    """Bring 4 weights of each output, a word, into the form that `products` takes."""
+def offset(builder: ir.IRBuilder, weights: ir.Value) -> ir.Value:
+    """Add to 4 signed bytes of each output, a word, what the inputs' records make up for."""
+    return builder.xor(weights, all_of(WORDS, -0x7F7F7F80)) if _PER_PRODUCT else weights  # 0x80808080
+
+
+def prepared(builder: ir.IRBuilder, weights: ir.Value) -> list[ir.Value]:
+    """Bring 4 weights of each output, a word with `offset`, into the form that `products` takes."""
     if _PER_PRODUCT:
-        return [builder.xor(weights, all_of(WORDS, -0x7F7F7F80)) if is_signed else weights]  # 0x80808080
-    eight, halves = all_of(_HALVES, 8), builder.bitcast(weights, _HALVES)
-    shift = builder.ashr if is_signed else builder.lshr
-    return [shift(builder.shl(halves, eight), eight), shift(halves, eight)]
+        return [weights]
+    eight, halves = all_of(HALVES, 8), builder.bitcast(weights, HALVES)
+    return [builder.ashr(builder.shl(halves, eight), eight), builder.ashr(halves, eight)]
 
 
 def products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Value], inputs: ir.Value) -> ir.Value:
@@ -101,7 +106,7 @@ def _by_vnni(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: i
 def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
     """Let LLVM find the instruction that multiplies 16 bits and adds neighbours."""
     wide = ir.VectorType(_I32, 2 * WIDTH)
-    whole = builder.mul(builder.sext(weights, wide), builder.sext(builder.bitcast(inputs, _HALVES), wide))
+    whole = builder.mul(builder.sext(weights, wide), builder.sext(builder.bitcast(inputs, HALVES), wide))
     even, odd = (builder.shuffle_vector(whole, whole, ir.Constant(WORDS, list(range(i, 2 * WIDTH, 2)))) for i in (0, 1))
     return builder.add(sums, builder.add(even, odd))
 
@@ -137,32 +142,15 @@ def pair_products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Va
     return sums
 
 
-def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
-    """Load finite float16 numbers from an address as float32."""
-    whole, floats = ir.VectorType(ir.IntType(32), width), ir.VectorType(ir.FloatType(), width)
-    if _has("f16c", "fullfp16"):
-        numbers = ir.VectorType(ir.HalfType(), width)
-        return builder.fpext(builder.load(builder.inttoptr(address, numbers.as_pointer()), align=2), floats)
-    stored = builder.inttoptr(address, ir.VectorType(ir.IntType(16), width).as_pointer())
-    bits = builder.zext(builder.load(stored, align=2), whole)
-    size = builder.shl(builder.and_(bits, all_of(whole, 0x7FFF)), all_of(whole, 13))
-    # float32's exponents begin 112 lower; the product is exact, also for numbers below float16's normal ones
-    size = builder.fmul(builder.bitcast(size, floats), all_of(floats, 2.0**112))
-    sign = builder.shl(builder.and_(bits, all_of(whole, 0x8000)), all_of(whole, 16))
-    return builder.bitcast(builder.or_(builder.bitcast(size, whole), sign), floats)
-
-
 # --- inputs of a product, rounded: to bfloat16, or to whole numbers from -127 to 127 with a scale for every 128 ---
 #
-# A block of 128 inputs becomes a record. For int8 and int4 it has the codes, the scale, the sums of the codes of each
-# 32, and the whole number at which int8's sums start. Missing inputs of a last block are zeros. A block with a number
-# that is not finite has a scale that is not finite either, and so have its results.
+# A block of 128 inputs becomes a record. For int8 and int4 it has the codes, the scale, and the whole number at which
+# sums start. Missing inputs of a last block are zeros. A block with a number that is not finite has a scale that is not
+# finite either, and so have its results.
 
 
-BLOCK = 128
-"""Inputs with one scale."""
 _CODES = BLOCK // 4 * QUAD_BYTES
-SCALE, GROUP_SUMS, START = _CODES, _CODES + 4, _CODES + 4 + 4 * (BLOCK // GROUP)
+SCALE, START = _CODES, _CODES + 4
 """Where the parts of a record begin."""
 RECORD, PAIRS_RECORD = _CODES + 64, BLOCK // 2 * PAIR_BYTES
 """Bytes of a record of whole numbers, and of one of bfloat16."""
@@ -236,14 +224,10 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
             codes = builder.fptosi(whole, WORDS)
             _put_codes(builder, args[2], WIDTH * number, codes)
             sums.append(codes)
-        pairs = [builder.add(*pair) for pair in zip(sums[::2], sums[1::2])]  # those of 32 inputs
-        groups = [_call(builder, "llvm.vector.reduce.add.v16i32", _I32, pair) for pair in pairs]
-        for number, group in enumerate(groups):
-            _put(builder, args[2], GROUP_SUMS + 4 * number, builder.sitofp(group, _FLOAT))
-        all_sums = groups[0]
-        for group in groups[1:]:
-            all_sums = builder.add(all_sums, group)
-        _put(builder, args[2], START, builder.mul(all_sums, _I32(-SIGNED_OFFSET)))
+        while len(sums) > 1:
+            sums = [builder.add(*pair) for pair in zip(sums[::2], sums[1::2])]
+        total = _call(builder, "llvm.vector.reduce.add.v16i32", _I32, sums[0])
+        _put(builder, args[2], START, builder.mul(total, _I32(-SIGNED_OFFSET)))
 
     return types.void(types.int64, types.int64, types.int64), generate
 

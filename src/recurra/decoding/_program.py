@@ -239,7 +239,7 @@ class StepProgram:
         sizes = [step_row.sizes[:3] for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
         most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
-        matrices = [one.sizes[1] * one.sizes[2] for one in step.instructions if one.opcode == UPDATE and one.kind >= 2]
+        matrices = [one.sizes[1] * one.sizes[2] for one in step.instructions if one.opcode == UPDATE and one.kind & 2]
         self._room_size = room_bytes(most, widest) + 4 * max((padded(size) for size in matrices), default=0)
         self._room = torch.zeros(0, dtype=torch.float32, device="cpu")
 

@@ -213,55 +213,44 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
             h = last
 
 
-@compile_inline
-def _fill(out, width):  # type: ignore[no-untyped-def]
-    for j in range(0, width, WIDTH):
-        store_part(out, j, width - j, _FLOATS, zeros(_FLOATS))
-
-
-@compile_inline
-def _take_known(v, y, h, k, a, a_by, rate, n, width):  # type: ignore[no-untyped-def]
-    """Take what a state has for the key from the values; y is memory to compute in."""
-    _fill(y, width)
-    for i in range(n):
-        factor = spread(load(k, i, _ONE) * load(a, i * a_by, _ONE), _FLOATS)
-        for j in range(0, width, WIDTH):
-            seen, known = load_part(h, i * width + j, width - j, _FLOATS), load_part(y, j, width - j, _FLOATS)
-            store_part(y, j, width - j, _FLOATS, multiply_add(factor, seen, known))
-    rates = spread(rate, _FLOATS)
-    for j in range(0, width, WIDTH):
-        left = load_part(v, j, width - j, _FLOATS) - rates * load_part(y, j, width - j, _FLOATS)
-        store_part(v, j, width - j, _FLOATS, left)
-
-
 @compile_part
 def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in the matrices of an UPDATE, each of which is read from memory once."""
     rows, n, width, n_decays = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3)
-    a_by, is_coded, size = 0 if n_decays == 1 else 1, word(row, KIND) >= 2, word(row, STRIDES)
+    a_by, kind, size = 0 if n_decays == 1 else 1, word(row, KIND), word(row, STRIDES)
     wide = (n * width + WIDTH - 1) // WIDTH * WIDTH
     scratch = room + (job + 1) * room_size - 4 * wide
     for r in range(rows * job // jobs, rows * (job + 1) // jobs):
         y, v = _place(row, bases, OUT) + 4 * r * width, _place(row, bases, C) + 4 * r * width
         q, k, a = _place(row, bases, A) + 4 * r * n, _place(row, bases, B) + 4 * r * n, _place(row, bases, D)
         a += 4 * r * n_decays
-        h, last = _place(row, bases, E) + r * size, _place(row, bases, G) + r * size
-        if is_coded:
+        h, last, f = _place(row, bases, E) + r * size, _place(row, bases, G) + r * size, _place(row, bases, F)
+        if kind & 2:
             decode(scratch, h, wide)
-        before, after = (scratch, scratch) if is_coded else (h, last)
-        if word(row, KIND) % 2:
-            _take_known(v, y, before, k, a, a_by, load(_place(row, bases, F), r, _ONE), n, width)
-        _fill(y, width)
-        for i in range(n):
-            decay, key = spread(load(a, i * a_by, _ONE), _FLOATS), spread(load(k, i, _ONE), _FLOATS)
-            query = spread(load(q, i, _ONE), _FLOATS)
-            for j in range(0, width, WIDTH):
-                count = width - j
-                entering = load_part(before, i * width + j, count, _FLOATS)
-                state = multiply_add(key, load_part(v, j, count, _FLOATS), decay * entering)
-                store_part(after, i * width + j, count, _FLOATS, state)
-                store_part(y, j, count, _FLOATS, multiply_add(query, state, load_part(y, j, count, _FLOATS)))
-        if is_coded:
+        before, after = (scratch, scratch) if kind & 2 else (h, last)
+        read, write = f + 8 * r * n, f + 8 * r * n + 4 * n
+        for j in range(0, width, 4 * WIDTH):
+            count, here, there = width - j, before + 4 * j, after + 4 * j
+            value, seen, out = load_part(v, j, count, _FOUR), zeros(_FOUR), zeros(_FOUR)
+            if kind & 1:
+                for i in range(n):
+                    factor = load(k, i, _ONE) * load(a, i * a_by, _ONE)
+                    part = load_part(here, i * width, count, _FOUR)
+                    seen = multiply_add(spread(factor, _FOUR), part, seen)
+                value = spread(load(f, r, _ONE), _FOUR) * (value - seen)
+            if kind & 4:
+                for i in range(n):
+                    part = load_part(here, i * width, count, _FOUR)
+                    seen = multiply_add(spread(load(read, i, _ONE), _FOUR), part, seen)
+            for i in range(n):
+                decay, key = spread(load(a, i * a_by, _ONE), _FOUR), spread(load(k, i, _ONE), _FOUR)
+                state = multiply_add(key, value, decay * load_part(here, i * width, count, _FOUR))
+                if kind & 4:
+                    state = multiply_add(spread(load(write, i, _ONE), _FOUR), seen, state)
+                store_part(there, i * width, count, _FOUR, state)
+                out = multiply_add(spread(load(q, i, _ONE), _FOUR), state, out)
+            store_part(y, j, count, _FOUR, out)
+        if kind & 2:
             encode(last, scratch, n * width, wide, False)
 
 

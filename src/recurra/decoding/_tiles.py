@@ -12,21 +12,22 @@ from numba.extending import intrinsic
 
 from recurra.decoding._instructions import FUNCTIONS, LIGHT
 from recurra.decoding._products import (
-    GROUP_SUMS,
+    BYTES,
+    HALVES,
     PAIR_BYTES,
     QUAD_BYTES,
     SCALE,
     START,
     WORDS,
     all_of,
-    halves,
+    offset,
     pair_products,
     prepared,
     prepared_pair,
     products,
     spread_number,
 )
-from recurra.decoding.linear import GROUP, GROUP_BYTES, PANEL
+from recurra.decoding.linear import BLOCK, GROUP, PANEL
 from recurra.ops._toolkit.vector_math import write
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch
 
@@ -165,12 +166,13 @@ def set_word(typing_context: Any, address: Any, value: Any) -> Any:
 
 # --- tiles: 64 outputs of a few vectors at once, their sums in registers ---
 #
-# A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs, or in int4 of a group of
-# 32, are added up in registers, whole numbers are scaled, and the sums of a block are added to `sums` (vectors, 64),
-# float32. So a vector's sums are added in one order, whichever tile it is in.
+# A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs are added up in registers,
+# whole numbers are scaled, and the sums of a block are added to `sums` (vectors, 64), float32. So a vector's sums are
+# added in one order, whichever tile it is in. int4 weights become int8: in registers for up to three vectors, and for
+# more in memory, once for all tiles.
 #
-# With the 32 registers of AVX-512 a tile has the sums of 6 vectors and 64 outputs in flight (in int4, which has two
-# sums of each, 32 outputs, twice over), with fewer registers those of 16 outputs, four times over.
+# With the 32 registers of AVX-512 a tile has the sums of 6 vectors and 64 outputs in flight, with fewer registers those
+# of 16 outputs, four times over.
 
 
 def has_wide_registers() -> bool:
@@ -187,7 +189,9 @@ _COLUMNS = PANEL // WIDTH if has_wide_registers() else 1
 """Groups of 16 outputs at once."""
 _QUAD = 4 * PANEL  # bytes: 2 bfloat16 weights of each output of a panel, 4 of int8 or 8 of int4
 _LINE = 64
-_UNROLLED = 2  # vectors: with up to these, a group of int4 is unrolled
+_EXPANDED = BLOCK * PANEL  # bytes: a block of int8
+EXPANDED_BYTES = _EXPANDED + 4 * PANEL
+"""Room that `expand` needs."""
 
 
 def _at(builder: ir.IRBuilder, start: ir.Value, offset: int | ir.Value) -> ir.Value:
@@ -207,16 +211,10 @@ def _same(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return spread_number(builder, _read(builder, address, _FLOAT), _FLOATS)
 
 
-def _add(builder: ir.IRBuilder, sums: ir.Value, at: int, factors: ir.Value, numbers: ir.Value) -> None:
-    """Add factors times numbers to the sums from number `at` on."""
-    place = builder.inttoptr(_at(builder, sums, 4 * at), _FLOATS.as_pointer())
-    builder.store(_multiplied(builder, factors, numbers, builder.load(place, align=4)), place, align=4)
-
-
-def _tile(generate: Callable[..., None], n_vectors: int, **options: int) -> Callable[..., None]:
+def _tile(generate: Callable[..., None], n_vectors: int, **options: Any) -> Callable[..., None]:
     @intrinsic
     def multiply(typing_context: Any, w: Any, x: Any, x_step: Any, sums: Any, count: Any, ahead: Any) -> Any:
-        """Multiply `count` pairs (bfloat16), quads (int8) or groups (int4) from w on by what `round_inputs` made.
+        """Multiply `count` pairs (bfloat16) or quads (int8), or a block of int4, from w on by what `round_inputs` made.
 
         The inputs of each vector lie `x_step` bytes after those of the one before.
         """
@@ -239,36 +237,61 @@ def _lines(
     count: ir.Value,
     ahead: ir.Value,
     n_lines: int,
-    is_int8: bool,
+    dtype: str,
 ) -> None:
-    """Multiply int8 or bfloat16, and fetch 4, 2 (every second) or 1 of the cache lines of every quad or pair."""
-    size, step = QUAD_BYTES if is_int8 else PAIR_BYTES, _LINE if n_lines == 1 else _QUAD
+    """Multiply int8, bfloat16 or what `expand` wrote, and fetch 4, 2, 1 or no cache lines of every quad or pair."""
+    is_pairs = dtype == "bfloat16"
+    size, step = PAIR_BYTES if is_pairs else QUAD_BYTES, _LINE if n_lines == 1 else _QUAD
     columns = max(_COLUMNS, PANEL // WIDTH // len(vectors))  # of one or two vectors, more sums fit
     for first in range(0, PANEL // WIDTH, columns):
-        held = []
-        for vector in vectors:
-            start = all_of(_FLOATS, 0.0)
-            if is_int8:
-                start = spread_number(builder, _read(builder, _at(builder, vector, START), ir.IntType(32)), WORDS)
-            held.append([cgutils.alloca_once_value(builder, start) for _ in range(columns)])
+        held = [_sums(builder, vector, columns, is_pairs) for vector in vectors]
         with cgutils.for_range(builder, count) as loop:
             for line in range(0 if first else n_lines):
                 far = _at(builder, _times(builder, loop.index, step), step // n_lines * line)
                 fetch(builder, _at(builder, ahead, far))
             row_at = _at(builder, w, _times(builder, loop.index, _QUAD))
             words = [_read(builder, _at(builder, row_at, 4 * WIDTH * (first + c)), WORDS) for c in range(columns)]
-            weights = [prepared(builder, word, True) if is_int8 else prepared_pair(builder, word) for word in words]
-            multiply = products if is_int8 else pair_products
+            words = [offset(builder, word) for word in words] if dtype == "int8" else words
+            weights = [prepared_pair(builder, word) if is_pairs else prepared(builder, word) for word in words]
+            multiply = pair_products if is_pairs else products
             for vector, row in zip(vectors, held):
                 inputs = _at(builder, vector, _times(builder, loop.index, size))
                 for part, place in zip(weights, row):
                     builder.store(multiply(builder, builder.load(place), part, inputs), place)
+        factors = _columns(builder, w, _EXPANDED, first, columns if dtype == "expanded" else 0)
+        factors = [_read(builder, at, _FLOATS) for at in factors]
         for number, (vector, row) in enumerate(zip(vectors, held)):
-            scale = _same(builder, _at(builder, vector, SCALE)) if is_int8 else all_of(_FLOATS, 1.0)
-            for column, place in enumerate(row):
-                value = builder.load(place)
-                value = builder.sitofp(value, _FLOATS) if is_int8 else value
-                _add(builder, sums, PANEL * number + WIDTH * (first + column), scale, value)
+            _finish(builder, vector, row, factors, _at(builder, sums, 4 * (PANEL * number + WIDTH * first)), is_pairs)
+
+
+def _columns(builder: ir.IRBuilder, start: ir.Value, at: int, first: int, count: int) -> list[ir.Value]:
+    """Addresses of the words of some groups of 16 outputs, those of the panel being at an address and an offset."""
+    return [_at(builder, start, at + 4 * WIDTH * (first + column)) for column in range(count)]
+
+
+def _sums(builder: ir.IRBuilder, vector: ir.Value, columns: int, is_pairs: bool = False) -> list[ir.Value]:
+    """Registers, to LLVM, for sums of float32 or whole numbers."""
+    start = all_of(_FLOATS, 0.0)
+    if not is_pairs:
+        start = spread_number(builder, _read(builder, _at(builder, vector, START), ir.IntType(32)), WORDS)
+    return [cgutils.alloca_once_value(builder, start) for _ in range(columns)]
+
+
+def _finish(
+    builder: ir.IRBuilder,
+    vector: ir.Value,
+    held: list[ir.Value],
+    factors: list[ir.Value],
+    sums: ir.Value,
+    is_pairs: bool = False,
+) -> None:
+    """Add a block's sums, scaled, to those of the panel."""
+    scale = all_of(_FLOATS, 1.0) if is_pairs else _same(builder, _at(builder, vector, SCALE))
+    for column, place in enumerate(held):
+        value = builder.load(place) if is_pairs else builder.sitofp(builder.load(place), _FLOATS)
+        factor = builder.fmul(scale, factors[column]) if factors else scale
+        at = builder.inttoptr(_at(builder, sums, 4 * WIDTH * column), _FLOATS.as_pointer())
+        builder.store(_multiplied(builder, factor, value, builder.load(at, align=4)), at, align=4)
 
 
 def _int4(
@@ -278,67 +301,73 @@ def _int4(
     sums: ir.Value,
     count: ir.Value,
     ahead: ir.Value,
-    fetches: int,
 ) -> None:
-    """Fetch as many bytes as are read, unless `fetches` is 0."""
-    columns = min(_COLUMNS, 2 if len(vectors) > _UNROLLED else _COLUMNS)
+    """Multiply one block as it is stored."""
+    columns = max(_COLUMNS, PANEL // WIDTH // len(vectors))
     for first in range(0, PANEL // WIDTH, columns):
-        held = [[cgutils.alloca_once_value(builder, all_of(_FLOATS, 0.0)) for _ in range(columns)] for _ in vectors]
-        with cgutils.for_range(builder, count) as loop:
-            group = _at(builder, w, _times(builder, loop.index, GROUP_BYTES))
-            for line in range(0, 0 if first or not fetches else GROUP_BYTES, _LINE):
-                fetch(builder, _at(builder, ahead, _at(builder, _times(builder, loop.index, GROUP_BYTES), line)))
-            totals = _group_products(builder, vectors, group, loop.index, first, columns)
-            starts = [2 * WIDTH * (first + c) for c in range(columns)]
-            steps = [halves(builder, _at(builder, group, at), WIDTH) for at in starts]
-            lows = [halves(builder, _at(builder, group, 2 * PANEL + at), WIDTH) for at in starts]
-            for vector, row, places in zip(vectors, totals, held):
-                inputs = _same(builder, _at(builder, _at(builder, vector, GROUP_SUMS), _times(builder, loop.index, 4)))
-                for step, low, whole, place in zip(steps, lows, row, places):
-                    value = _multiplied(builder, low, inputs, builder.load(place))
-                    builder.store(_multiplied(builder, step, builder.sitofp(whole, _FLOATS), value), place)
+        held = [_sums(builder, vector, columns) for vector in vectors]
+
+        def multiply(quad: int, column: int, word: ir.Value, held: list[list[ir.Value]] = held) -> None:
+            weights = prepared(builder, word)
+            for vector, row in zip(vectors, held):
+                inputs = _at(builder, vector, QUAD_BYTES * quad)
+                builder.store(products(builder, builder.load(row[column]), weights, inputs), row[column])
+
+        factors = _unpack(builder, w, first, columns, multiply)
         for number, (vector, row) in enumerate(zip(vectors, held)):
-            scale = _same(builder, _at(builder, vector, SCALE))
-            for column, place in enumerate(row):
-                _add(builder, sums, PANEL * number + WIDTH * (first + column), scale, builder.load(place))
+            _finish(builder, vector, row, factors, _at(builder, sums, 4 * (PANEL * number + WIDTH * first)))
 
 
-def _group_products(
-    builder: ir.IRBuilder, vectors: list[ir.Value], group: ir.Value, index: ir.Value, first: int, columns: int
-) -> list[list[ir.Value]]:
-    """The sums of codes times inputs of a group, for each vector and column."""
-    held = [[cgutils.alloca_once_value(builder, all_of(WORDS, 0)) for _ in range(columns)] for _ in vectors]
-    starts = [_at(builder, vector, _times(builder, index, GROUP // 4 * QUAD_BYTES)) for vector in vectors]
-    low, four, words = all_of(WORDS, 0x0F0F0F0F), all_of(WORDS, 4), ir.Constant(index.type, GROUP // 8)
-
-    def add(at: ir.Value) -> None:
-        row = _at(builder, group, _at(builder, _times(builder, at, _QUAD), 4 * PANEL + 4 * WIDTH * first))
-        inputs = [_at(builder, start, _times(builder, at, 2 * QUAD_BYTES)) for start in starts]
-        for column in range(columns):
-            codes = _read(builder, _at(builder, row, 4 * WIDTH * column), WORDS)
-            for half, part in enumerate((codes, builder.lshr(codes, four))):
-                weights = prepared(builder, builder.and_(part, low), False)
-                for place, at_ in zip((row[column] for row in held), inputs):
-                    value = products(builder, builder.load(place), weights, _at(builder, at_, QUAD_BYTES * half))
-                    builder.store(value, place)
-
-    if len(vectors) <= _UNROLLED:
-        for number in range(GROUP // 8):
-            add(ir.Constant(index.type, number))
-    else:  # LLVM would take long, and run out of registers
-        with cgutils.for_range(builder, words) as loop:
-            add(loop.index)
-    return [[builder.load(place) for place in row] for row in held]
+def _unpack(
+    builder: ir.IRBuilder, w: ir.Value, first: int, columns: int, take: Callable[[int, int, ir.Value], None]
+) -> list[ir.Value]:
+    """Give `take` the number of each quad of a block of int4, the column and its int8 weights; return the factors."""
+    heads = [[_read(builder, at, WORDS) for at in _columns(builder, w, _QUAD * i, first, columns)] for i in (0, 1)]
+    minima = [builder.bitcast(offset(builder, word), BYTES) for word in heads[0]]
+    for group in range(BLOCK // GROUP):
+        same = ir.Constant(ir.VectorType(ir.IntType(32), BYTES.count), [i // 4 * 4 + group for i in range(BYTES.count)])
+        low = [builder.shuffle_vector(word, word, same) for word in minima]
+        shifted = [builder.lshr(word, all_of(WORDS, 4 * group)) for word in heads[1]]
+        steps = [builder.mul(builder.and_(word, all_of(WORDS, 15)), all_of(WORDS, 0x10001)) for word in shifted]
+        for pair in range(GROUP // 8 * group, GROUP // 8 * (group + 1)):
+            for column, at in enumerate(_columns(builder, w, _QUAD * (2 + pair), first, columns)):
+                word, step = _read(builder, at, WORDS), builder.bitcast(steps[column], HALVES)
+                for half, part in enumerate((word, builder.lshr(word, all_of(WORDS, 4)))):
+                    codes = builder.bitcast(builder.and_(part, all_of(WORDS, 0x0F0F0F0F)), HALVES)
+                    scaled = builder.bitcast(builder.mul(codes, step), BYTES)  # at most 15 * 15: two bytes at once
+                    take(2 * pair + half, column, builder.bitcast(builder.add(scaled, low[column]), WORDS))
+    return [builder.bitcast(builder.and_(word, all_of(WORDS, -0x10000)), _FLOATS) for word in heads[1]]
 
 
-def _tiles(generate: Callable[..., None], counts: tuple[int, ...], **options: int) -> tuple[Callable[..., None], ...]:
+@intrinsic
+def expand(typing_context: Any, w: Any, to: Any, ahead: Any) -> Any:
+    """Write a block of int4 as int8 quads, and behind them its factors in float32; fetch as many bytes."""
+
+    def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
+        w_, to_, ahead_ = args
+
+        def write_word(quad: int, column: int, word: ir.Value) -> None:
+            at = _at(builder, to_, _QUAD * quad + 4 * WIDTH * column)
+            builder.store(word, builder.inttoptr(at, WORDS.as_pointer()), align=4)
+            if quad % 2:
+                fetch(builder, _at(builder, ahead_, _QUAD * (2 + quad // 2) + 4 * WIDTH * column))
+
+        for line in range(0, 2 * _QUAD, _LINE):
+            fetch(builder, _at(builder, ahead_, line))
+        factors = _unpack(builder, w_, 0, PANEL // WIDTH, write_word)
+        for at, factor in zip(_columns(builder, to_, _EXPANDED, 0, PANEL // WIDTH), factors):
+            builder.store(factor, builder.inttoptr(at, _FLOATS.as_pointer()), align=4)
+
+    return types.void(*[types.int64] * 3), lower
+
+
+def _tiles(generate: Callable[..., None], counts: tuple[int, ...], **options: Any) -> tuple[Callable[..., None], ...]:
     return tuple(_tile(generate, count, **options) for count in counts)
 
 
 _COUNTS = 6, 4, 2, 1
-int8_six, int8_four, int8_two, int8_one = _tiles(_lines, _COUNTS, n_lines=4, is_int8=True)
-bfloat16_six, bfloat16_four, bfloat16_two, bfloat16_one = _tiles(_lines, _COUNTS, n_lines=2, is_int8=False)
-int8_six_of_many, bfloat16_six_of_many = (_tile(_lines, 6, n_lines=1, is_int8=which) for which in (True, False))
-int4_six, int4_four = _tiles(_int4, (6, 4), fetches=1)
-int4_six_more, int4_four_more = _tiles(_int4, (6, 4), fetches=0)
-int4_two, int4_one = _tiles(_int4, (2, 1), fetches=0)  # fetched by the processor: 0.8 of the time on a Zen 4
+int8_six, int8_four, int8_two, int8_one = _tiles(_lines, _COUNTS, n_lines=4, dtype="int8")
+bfloat16_six, bfloat16_four, bfloat16_two, bfloat16_one = _tiles(_lines, _COUNTS, n_lines=2, dtype="bfloat16")
+int8_six_of_many, bfloat16_six_of_many = (_tile(_lines, 6, n_lines=1, dtype=dtype) for dtype in ("int8", "bfloat16"))
+int4_two, int4_one = _tiles(_int4, (2, 1))  # fetched by the processor: 0.8 of the time on a Zen 4
+expanded_six, expanded_four = _tiles(_lines, (6, 4), n_lines=0, dtype="expanded")

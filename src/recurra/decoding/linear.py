@@ -1,5 +1,6 @@
 """Linear layers for decoding: weights packed in panels of fewer bits, each read once for many vectors."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,33 +18,24 @@ from recurra.ops._operator import Operator, usable_threads
 #
 #     bfloat16   (panels, pairs, 64, 2)    for each 2 inputs, the 2 weights of one output after those of the other
 #     int8       (panels, quads, 64, 4)    for each 4 inputs, the 4 weights of one output after those of the other
-#     int4       (panels, groups, 1280)    bytes; for each 32 inputs 64 scales and 64 minima, float16, then four times
-#                                          64 words: an output's codes of 4 inputs, and above each the code 4 later
+#     int4       (panels, blocks, 4608)    bytes; for each 128 inputs three parts, of a word for each output:
+#                                              the minima of its 4 groups of 32 inputs, int8
+#                                              the steps of these groups, 4 bits each, and above them a factor, bfloat16
+#                                              16 times the codes of 4 inputs, 4 bits, and above each the code 4 later
+#                                          weight = factor (minimum + step code), the bracket being an int8
 #
-# A last panel or group that is not full is filled with zeros. float32 weights stay in rows, shared with the model.
+# A last panel, quad or block that is not full is filled up. float32 weights stay in rows, shared with the model.
 
 
 PANEL = 64
 """Outputs in a panel: one byte for each fills a cache line."""
 PAIR, QUAD = 2, 4
 """Inputs whose weights lie side by side in bfloat16 and in int8."""
-GROUP = 32
-"""Inputs of one output that share a scale and a minimum in int4."""
-GROUP_BYTES = 2 * 2 * PANEL + GROUP // 2 * PANEL
-_CODES = 16
-
-
-def _to_panels(rows: Tensor) -> Tensor:
-    """Turn (n_out, n_in) into (panels, n_in, 64)."""
-    n_out, n_in = rows.shape
-    full = functional.pad(rows, (0, 0, 0, -n_out % PANEL))
-    panels = full.view(len(full) // PANEL, PANEL, n_in).transpose(1, 2)
-    return panels.clone(memory_format=torch.contiguous_format)
-
-
-def _from_panels(panels: Tensor, n_out: int) -> Tensor:
-    """Turn (panels, n_in, 64) into (n_out, n_in)."""
-    return panels.transpose(1, 2).flatten(0, 1)[:n_out]
+GROUP, BLOCK = 32, 128
+"""Inputs of one output that share a minimum and a step in int4, and those that share a factor."""
+BLOCK_BYTES = PANEL * (4 + 4 + BLOCK // 2)
+_LARGEST = 15
+"""The largest code, and the largest step."""
 
 
 def _to_sets(rows: Tensor, size: int) -> Tensor:
@@ -58,34 +50,49 @@ def _from_sets(sets: Tensor, n_out: int, n_in: int) -> Tensor:
     return sets.transpose(1, 2).flatten(2).flatten(0, 1)[:n_out, :n_in]
 
 
-def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels groups bytes"]:
-    """Quantise: in a group, value = minimum + scale * code, with codes from 0 to 15."""
-    n_out, n_in = weight.shape
-    n_groups, n_panels = -(-n_in // GROUP), -(-n_out // PANEL)
-    # the missing inputs repeat the last one, so they do not widen the group's range
-    padded = torch.cat((weight, weight[:, -1:].expand(-1, n_groups * GROUP - n_in)), 1) if n_in else weight
-    groups = padded.reshape(n_out, n_groups, GROUP)
-    minimum = groups.amin(2).half()
-    scale = ((groups.amax(2) - minimum.float()) / (_CODES - 1)).half()
-    if not (minimum.isfinite().all() and scale.isfinite().all()):
-        got = f"up to {weight.abs().max():.3g} in size"
-        raise ValueError(sentence("linear.weight", got, "finite numbers within float16, for int4", "use int8"))
-    steps = scale.float().unsqueeze(2)
-    codes = ((groups - minimum.float().unsqueeze(2)) / steps.where(steps > 0, 1.0)).round().clamp(0, _CODES - 1)
-    codes = _to_panels(codes.to(torch.uint8).flatten(1)).view(n_panels, n_groups, GROUP // 8, 2, 4, PANEL)
-    words = (codes[..., 0, :, :] | codes[..., 1, :, :] << 4).transpose(3, 4).flatten(2)  # 4 bytes each
-    numbers = [_to_panels(part).view(torch.uint8) for part in (scale, minimum)]
-    return torch.cat((*numbers, words), 2).contiguous()
+def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels blocks bytes"]:
+    """Quantise, a few panels at a time: their numbers stay in the cache."""
+    # the missing inputs repeat the last one, so they do not widen a group's range
+    full = torch.cat((weight, weight[:, -1:].expand(-1, -weight.shape[1] % BLOCK)), 1)
+    return torch.cat([_panels_of_int4(rows) for rows in full.split(4 * PANEL)])
 
 
-def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: int) -> Float[Tensor, "n_out n_in"]:
+def _panels_of_int4(rows: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels blocks bytes"]:
+    n_blocks, full = rows.shape[1] // BLOCK, functional.pad(rows, (0, 0, 0, -len(rows) % PANEL))
+    groups = full.view(len(full) // PANEL, PANEL, n_blocks, BLOCK // GROUP, GROUP)
+    # as far as 119, so a code that is rounded up by half a step gives at most 127
+    factor = (groups.abs().amax((3, 4)) / 119).bfloat16()
+    groups = groups / factor.float().masked_fill(factor == 0, 1.0)[..., None, None]
+    low, high = groups.amin(4, keepdim=True), groups.amax(4, keepdim=True)
+    widest = ((high - low) / _LARGEST).round()
+    kept: tuple[Tensor, ...] = ()
+    least = torch.full_like(low, math.inf)
+    for more in (-1, 0, 1):  # a step that cuts off the ends is often closer to the rest
+        step = (widest + more).clamp(0, _LARGEST)
+        minimum = ((low + high - _LARGEST * step) / 2).round().clamp_min(-128)
+        rest = groups - minimum
+        codes = (rest / step.clamp_min(1)).round_().clamp_(0, _LARGEST)
+        error = rest.addcmul_(codes, step, value=-1).square_().sum(4, keepdim=True)
+        new = minimum, step, codes.to(torch.int8)
+        kept = tuple(torch.where(error < least, *pair) for pair in zip(new, kept or new))
+        least = torch.minimum(least, error)
+    minimum, step, codes = (part.squeeze(4).to(torch.int8).view(torch.uint8) for part in kept)
+    steps = step[..., ::2] | step[..., 1::2] << 4
+    pairs = codes.view(*codes.shape[:3], BLOCK // 8, 2, 4)
+    heads = torch.stack((minimum, torch.cat((steps, factor[..., None].view(torch.uint8)), 3)), 3)
+    words = torch.cat((heads, pairs[..., 0, :] | pairs[..., 1, :] << 4), 3)
+    return words.permute(0, 2, 3, 1, 4).flatten(2).contiguous()
+
+
+def _from_int4(stored: UInt8[Tensor, "panels blocks bytes"], n_out: int, n_in: int) -> Float[Tensor, "n_out n_in"]:
     """Return the weights that `_to_int4` kept."""
-    n_panels, n_groups, _ = stored.shape
-    scale, minimum = stored[..., : 4 * PANEL].contiguous().view(torch.float16).float().chunk(2, 2)
-    words = stored[..., 4 * PANEL :].view(n_panels, n_groups, GROUP // 8, PANEL, 4).transpose(3, 4)
-    codes = torch.stack((words & 15, words >> 4), 3).view(n_panels, n_groups, GROUP, PANEL)
-    values = minimum.unsqueeze(2) + scale.unsqueeze(2) * codes
-    return _from_panels(values.flatten(1, 2), n_out)[:, :n_in]
+    words = stored.view(*stored.shape[:2], -1, PANEL, 4).permute(0, 3, 1, 2, 4)
+    minimum, (steps, factor) = words[..., 0, :].view(torch.int8), words[..., 1, :].split(2, 3)
+    step = torch.stack((steps & 15, steps >> 4), 4).flatten(3)
+    codes = torch.stack((words[..., 2:, :] & 15, words[..., 2:, :] >> 4), 4).view(*step.shape, GROUP)
+    whole = minimum[..., None] + step[..., None] * codes
+    values = factor.contiguous().view(torch.bfloat16).float()[..., None] * whole
+    return values.flatten(2).flatten(0, 1)[:n_out, :n_in]
 
 
 # --- a packed matrix times a few vectors, as a torch operator, so that a traced model can contain it ---
@@ -105,7 +112,7 @@ then do not depend on the pieces in which it is read, each of at least this leng
 _HELD = (torch.float32, torch.bfloat16)
 """Types of the models that can be packed."""
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
-_FORMS = {"float32": (), "bfloat16": (PANEL, PAIR), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
+_FORMS = {"float32": (), "bfloat16": (PANEL, PAIR), "int8": (PANEL, QUAD), "int4": (BLOCK_BYTES,)}
 """What follows the first two dimensions of packed weights."""
 _TOGETHER = 256
 """Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
@@ -121,7 +128,7 @@ def describe_weights(weight: Tensor, n_in: int, n_out: int) -> tuple[int, int, i
         return KINDS[dtype], weight.shape[1], weight.shape[0]
     n_panels, length = weight.shape[:2]
     n_out = n_out if -(-n_out // PANEL) == n_panels else n_panels * PANEL
-    together = {"bfloat16": PAIR, "int8": QUAD, "int4": GROUP}[dtype]
+    together = {"bfloat16": PAIR, "int8": QUAD, "int4": BLOCK}[dtype]
     return KINDS[dtype], n_in if -(-n_in // together) == length else length * together, n_out
 
 
@@ -168,7 +175,8 @@ class DecodingLinear(nn.Module):
     "float32" shares the layer's weight; sums are float32, in a different order from torch's. "bfloat16" rounds each
     weight and input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" stores
     integers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4" stores
-    integers from 0 to 15, and for every 32 inputs of an output a float16 scale and minimum: 5 bits per weight.
+    integers from 0 to 15, and for every 32 inputs of an output an integer step and minimum, for every 128 a bfloat16
+    scale: 4.5 bits per weight.
     With int8 and int4, every 128 inputs of a vector are rounded to integers from -127 to 127 times a scale
     (`rounded`), and products are exact. The result for a vector does not depend on the others, except with "float32"
     for more than 64 or for sequences of 16 steps or more, which torch multiplies.

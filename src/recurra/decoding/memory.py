@@ -190,18 +190,33 @@ class StepMemory:
         self.instructions.append(Instruction(SELECT, 0, places, [*x.shape, a.shape[1]]))
 
     def update(
-        self, y: Tensor, last: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, b: Tensor | None
+        self,
+        y: Tensor,
+        last: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        state: Tensor,
+        b: Tensor | None = None,
+        others: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Write one step of matrices (N, d_k, d_v) that decay and take k^T v, or follow the delta rule with rates b.
 
-        All are dense, with N first; with b, v are b times the values, in memory that is overwritten.
+        All are dense, with N first. `others` are the keys of the generalised delta rule: what the first read is
+        written with the second.
         """
         _require_floats(y, last, q, k, v, a, state)
         entering = self._codes.get(_storage(state), state)
-        operands = (q, k, v, a, entering, q if b is None else b)
+        more = q if b is None else b
+        if others is not None:
+            more = self.scratch((len(state), 2, k.shape[-1]))
+            for part, keys in zip(more.unbind(1), others):
+                self.map("copy", part, keys)
+        operands = (q, k, v, a, entering, more)
         places = [self._output(y), *map(self._place, operands), self._output(last)]
         size = entering.element_size() * entering.numel() // len(state)
-        kind = int(b is not None) + 2 * (entering is not state)
+        kind = int(b is not None) + 2 * (entering is not state) + 4 * (others is not None)
         self.instructions.append(Instruction(UPDATE, kind, places, [*state.shape, a.shape[-1]], ([size],)))
 
     def decode(self, state: Tensor, codes: Tensor) -> None:
@@ -212,7 +227,7 @@ class StepMemory:
     def encode(self, state: Tensor, codes: Tensor) -> None:
         """Let the `update` that gives matrices give their codes instead."""
         given = [at for at, one in enumerate(self.instructions) if _storage(state) in [p.storage for p in one.places]]
-        if len(given) != 1 or self.instructions[given[0]].kind < 2 or not self.is_result(state):
+        if len(given) != 1 or not self.instructions[given[0]].kind & 2 or not self.is_result(state):
             raise StepNotCompiled("a state in int16 is not only that of one recurrence")
         update = self.instructions[given[0]]
         self.instructions[given[0]] = update._replace(places=[*update.places[:-1], self._output(self.keep(codes))])

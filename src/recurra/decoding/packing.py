@@ -12,6 +12,7 @@ from recurra.checks import require_literal, sentence
 from recurra.decoding._states import prepare_states
 from recurra.decoding.linear import DecodingExperts, DecodingLinear, _linear
 from recurra.layers.feed_forward import Experts, TiedLinear
+from recurra.layers.transition import DataTransition
 from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.slstm import SLSTM
@@ -136,7 +137,8 @@ def pack_linear_layers(
     The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
     the products with the state of the mixers "gru" and "slstm" and of CRT's cells, and experts, but not their routers.
     Everything else (embeddings, norms, implicit filters, the clusters of an adaptive softmax) is float32, and shares
-    its memory with the model if that is. The orthogonal matrix of CRT's NCGRU becomes int8 with "int4".
+    its memory with the model if that is. With "int4", projections to gates and the orthogonal matrix of CRT's NCGRU
+    become int8.
 
     Args:
         model: a model on the CPU, in float32 or bfloat16.
@@ -159,7 +161,9 @@ def pack_linear_layers(
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear or type(child) is TiedLinear:
-                packed[child] = packed.get(child) or DecodingLinear(child, dtype)
+                # |a| near 1 decides how long a memory lasts: in int4, one such matrix costs as much as all others
+                rounded = "int8" if dtype == "int4" and isinstance(parent, DataTransition) else dtype
+                packed[child] = packed.get(child) or DecodingLinear(child, rounded)
                 setattr(parent, name, packed[child])
                 if in_place:
                     child._parameters.clear()
