@@ -317,8 +317,7 @@ def classify(words: Sequence[str]) -> Namespace:
 
 _CONVERT = f"""\
 Convert a trained language model to another format. The logits of both are compared before the result is saved: in
-float32 they may differ by 1e-5, in bfloat16 by 2% of the largest. The format of SOURCE is detected. One model is in
-memory at a time.
+float32 they may differ by 1e-5, in bfloat16 by 2% of the largest. The format of SOURCE is detected.
 
   run           a folder as written by `recurra train`, for evaluating and generating; it cannot be
                 resumed, because no other format stores the optimiser's state
