@@ -9,6 +9,7 @@ Peak memory is its maximum resident memory, without file-backed pages. RWKV-7 ha
 """
 
 import argparse
+import gc
 import json
 import resource
 import subprocess
@@ -28,7 +29,7 @@ from torch.nn import functional
 
 from benchmarks.published import SHAPES, ours, theirs
 from benchmarks.table import cpu_name
-from recurra.train._process import keep_large_blocks, recompute_blocks
+from recurra.train._process import keep_large_blocks, recompute_blocks, return_free_memory
 
 SIDES = {"recurra": "Recurra", "transformers": "transformers and peft"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -69,6 +70,9 @@ def measure(side: str, name: str, dtype: str, n_tokens: int, steps: int) -> dict
         with tempfile.TemporaryDirectory() as folder:
             if peer is not None:
                 peer.save_pretrained(folder)
+            peer = None
+            gc.collect()
+            return_free_memory()
             peer = ours(name, Path(folder), DTYPES[dtype])
     model: Any = adapted(peer.to(DTYPES[dtype])).train()
     if side == "recurra":

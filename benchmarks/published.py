@@ -259,7 +259,7 @@ def measure_number(
             found["steps"][context] |= in_turn(blocks, arguments.rounds)
             found["state bytes"][context] = n_bytes(mine.state)
     found["streams"][row] = streams(form)
-    del form
+    del form, mine, blocks
     gc.collect()
     return_free_memory()
     if has_peer:
@@ -287,7 +287,7 @@ def llama_block(llama: Peer, read: list[int]) -> float:
 
 @torch.inference_mode()
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure transformers, which then is freed, and Recurra beside llama.cpp in one number after the other."""
+    """Measure transformers and free it; then, for each number of bits, Recurra beside llama.cpp."""
     found: dict[str, Any] = {"prompts": {length: {} for length in arguments.prompts}, "state bytes": {}}
     found |= {"steps": {context: {} for context in arguments.contexts}, "streams": {}}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.cli.conftest import failure
 
 from recurra.cli import main
@@ -48,6 +50,8 @@ def test_the_name_of_a_file_says_its_format(capsys, tmp_path):
     assert main(["convert", target, str(tmp_path / "again"), "--to", "run"]) == 0
     assert "which exists; expected another name" in failure(capsys, "convert", "run", target)
     assert main(["convert", "run", target, "--force", "--checkpoint", "last"]) == 0
+    assert main(["convert", "run", target, "--force", "--dtype", "bfloat16"]) == 0
+    assert {tensor.dtype for tensor in load_file(target).values()} == {torch.bfloat16}
 
 
 def test_a_converted_run_is_scored_and_generates_and_is_not_resumed(capsys, tmp_path):

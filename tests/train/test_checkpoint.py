@@ -13,6 +13,7 @@ from torch import nn
 
 from recurra._files.digests import content_digest
 from recurra._files.weights import write_safetensors
+from recurra.train import checkpoint
 from recurra.train._distributed_checkpoint import RankCheckpoints
 from recurra.train._process import Ranks
 from recurra.train.checkpoint import (
@@ -22,6 +23,7 @@ from recurra.train.checkpoint import (
     join_tensors,
     load_checkpoint,
     load_weights,
+    scored_weights,
     split_tensors,
 )
 
@@ -51,6 +53,20 @@ def test_what_was_saved_is_loaded(tmp_path):
     assert same({key: loaded[key] for key in PAYLOAD}, PAYLOAD)
     assert loaded["versions"]["torch"] == torch.__version__
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("has_average", [False, True])
+def test_only_the_weights_that_are_scored_are_copied_into_memory(tmp_path, monkeypatch, has_average):
+    weights = {"a": torch.randn(3), "b": torch.randn(2, 2)}
+    average = {"weights": {name: weight + 1 for name, weight in weights.items()}} if has_average else None
+    parts = {"model": weights, "average": average, "optimizer": {"a": torch.randn(3), "b": torch.randn(4)}}
+    _save_checkpoint(tmp_path / "a.safetensors", PAYLOAD | parts)
+    copied, copy = [], checkpoint._copy
+    monkeypatch.setattr(checkpoint, "_copy", lambda *given: copied.append(copy(*given)) or copied[-1])
+    loaded = load_checkpoint(tmp_path / "a.safetensors", scored_only=True)
+    assert same({key: loaded[key] for key in parts}, parts)
+    scored = [*map(id, scored_weights(loaded).values())]
+    assert sorted(map(id, copied)) == sorted(scored)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -157,8 +157,8 @@ def _names(word: str) -> list[str]:
 
 
 _EVAL = """\
-Score a trained run on a split, in float32, with the state carried across contiguous segments. Print a table and write
-RUN/eval-SPLIT.json.
+Score a trained run on a split, in the precision of its weights, with the state carried across contiguous segments.
+Print a table and write RUN/eval-SPLIT.json.
 
 Lengths may differ from those in training: --data.segment_length 17, --model.mem_len 70. For a video run, the scores of
 all views are averaged, and their number may differ too: --data.test_views 1, --data.test_crops 1. Values that differ
@@ -338,7 +338,7 @@ def convert(words: Sequence[str]) -> Namespace:
     formats = "format to write (default: from TARGET's extension, .safetensors or .gguf)"
     add("--to", choices=_choices.FORMATS, help=formats)
     add_checkpoint(parser, of="checkpoint of a run to convert")
-    dtypes = "precision of the weights (default: float32, or that of a model of ours)"
+    dtypes = "precision of the weights (default: that of a run or a safetensors file, else float32)"
     add("--dtype", choices=("float32", "bfloat16"), help=dtypes)
     add("--force", action="store_true", help="write into a folder that is not empty, or over a file")
     return parsed(parser, words)

@@ -43,16 +43,20 @@ def _attend(
 
 def _attend_to_latents(
     mixer: MultiHeadLatentAttention,
+    absorbing: Tensor,
     queries: Tensor,
     new: MultiHeadLatentAttentionState,
     state: MultiHeadLatentAttentionState,
 ) -> tuple[Tensor, MultiHeadLatentAttentionState]:
-    """The same. One vector for all heads, the shared key and then the latent, is a step's key and value."""
+    """As `_attend`. One vector for all heads, the shared key and then the latent, is a step's key and value.
+
+    absorbing: W_k of each head, (H, d_latent, d_head), in the order in which all compiled steps can read it.
+    """
     memory, unrecorded = _recording()
     if queries.shape[1] != 1 or memory is None:
         return type(mixer).attend(mixer, queries, new, state)
     queries, positioned = queries.split([mixer.d_head, mixer.d_shared], -1)
-    queries = torch.cat([positioned, mixer.absorbed(queries)], -1)
+    queries = torch.cat([positioned, torch.einsum("blhd,hcd->blhc", queries, absorbing)], -1)
     both = torch.cat([new.shared_keys, new.latents], -1)[:, :, None]
     with unrecorded:
         y, after = torch.zeros_like(queries), trim_cache(append_to_cache(state, new), mixer.window)  # any numbers do
@@ -96,7 +100,8 @@ def prepare_states(model: nn.Module, kv_cache_dtype: str, state_dtype: str) -> N
         attention.attend = partial(_attend, attention)  # type: ignore[method-assign]
     for mixer in mixers:
         if isinstance(mixer, MultiHeadLatentAttention):
-            mixer.attend = partial(_attend_to_latents, mixer)  # type: ignore[method-assign]
+            absorbing = mixer.expansions()[0].detach().transpose(1, 2).contiguous()
+            mixer.attend = partial(_attend_to_latents, mixer, absorbing)  # type: ignore[method-assign]
     expected = "float32 for a model without rotary attention"
     require(bool(attentions) or kv_cache_dtype == "float32", "kv_cache_dtype", kv_cache_dtype, expected)
     if kv_cache_dtype == "int8":

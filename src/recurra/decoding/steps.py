@@ -38,8 +38,8 @@ _EXACT = 8
 _SIZES = (*range(1, _EXACT + 1), 12, 16, 24, 32, 48, MOST_VECTORS)
 
 _MOST_BYTES = 2**30
-"""State of the largest recorded batch, of which a recording holds several copies: rows with large states gain less from
-reading the weights together."""
+"""State of a recorded batch of more than `_EXACT` rows, without windows that grow. A recording holds several copies of
+it, and rows with large states gain less from reading the weights together."""
 
 _CHECKED_STEPS = 3
 """Steps of one row that are compared; of more rows, which run the same instructions, one is."""
@@ -99,10 +99,11 @@ class TracedStep(nn.Module):
     """A model in evaluation mode that runs one token per row from a trace, and everything else itself.
 
     The step of one row is traced at construction, those of larger batches when they first occur: of 2 to 8, 12, 16, 24,
-    32, 48 and 64 rows, but of more than 8 only as many as have 1 GiB of state. A batch between two of these is padded
-    with copies of its last row, so a changing number of streams does not need a trace for each size; batches of up to
-    `_MOST_ROWS` rows run in pieces. All other inputs go through the model: several tokens per row, the first step of a
-    stream, and tokens or states that differ in form from those of the trace (the model refuses any that do not fit it).
+    32, 48 and 64 rows, more than 8 only if their states have at most 1 GiB in all. A batch between two of these is
+    padded with copies of its last row, so a changing number of streams does not need a trace for each size; batches of
+    up to `_MOST_ROWS` rows run in pieces. All other inputs go through the model: several tokens per row, the first step
+    of a stream, and tokens or states that differ in form from those of the trace (the model refuses any that do not fit
+    it).
     The model's weights must not change. Its attributes (`config`, `head`) are available here too.
 
     Args:

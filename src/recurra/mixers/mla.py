@@ -164,7 +164,8 @@ class MultiHeadLatentAttention(Mixer):
         y = (weights.flatten(1, 2) @ latents).unflatten(1, (-1, self.n_heads))
         return self.values_of(y)
 
-    def _expansions(self) -> tuple[Float[Tensor, "H d_head d_latent"], Float[Tensor, "H d_value d_latent"]]:
+    def expansions(self) -> tuple[Float[Tensor, "H d_head d_latent"], Float[Tensor, "H d_value d_latent"]]:
+        """Return W_k and W_v of each head."""
         of_keys, of_values = self.expansion.weight.unflatten(0, (self.n_heads, -1)).split(
             [self.d_head, self.d_value], 1
         )
@@ -172,8 +173,8 @@ class MultiHeadLatentAttention(Mixer):
 
     def absorbed(self, queries: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H d_latent"]:
         """Multiply queries by W_k, so that their products with latents are those with keys."""
-        return torch.einsum("blhd,hdc->blhc", queries, self._expansions()[0])
+        return torch.einsum("blhd,hdc->blhc", queries, self.expansions()[0])
 
     def values_of(self, latents: Float[Tensor, "B L H d_latent"]) -> Float[Tensor, "B L H d_value"]:
         """Multiply each head's mixture of latents by W_v."""
-        return torch.einsum("blhc,hdc->blhd", latents, self._expansions()[1])
+        return torch.einsum("blhc,hdc->blhd", latents, self.expansions()[1])

@@ -32,7 +32,7 @@ def on_meta() -> Iterator[None]:
 
 
 class Uninitialised(TorchFunctionMode):
-    """Create models whose weights are then all replaced: their parameters keep what their memory held.
+    """Create models whose weights will all be replaced: their parameters keep what their memory held.
 
     Drawing the weights of a large model takes as long as reading them from a file.
     """

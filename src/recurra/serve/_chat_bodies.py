@@ -42,15 +42,18 @@ class _CalledFunction(Body):
     """The function of a call. Templates expect its arguments as an object; clients send them as JSON."""
 
     name: _FunctionName
-    arguments: JsonObject
+    arguments: JsonObject | Text
 
     @field_validator("arguments", mode="before")
     @classmethod
     def _parse(cls, arguments: Any) -> Any:
-        try:
-            found = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError):
-            found = None
+        found = arguments
+        if isinstance(arguments, str):
+            try:
+                found = json.loads(arguments or "{}")
+                json.dumps(found, ensure_ascii=False).encode()
+            except (ValueError, RecursionError):
+                return arguments  # as the model wrote them, for it to see its mistake
         if not isinstance(found, dict):
             raise ValueError("not a JSON object; expected one, or its JSON as text")
         return found

@@ -308,11 +308,13 @@ class AnswerReader:
             self._at -= 1
             self._take()
             self._at, self._is_in_arguments = 1, True
-            yield from self._pass_nested()
+            is_closed = yield from self._pass_nested()
             self._put_arguments(self._take())
             self._is_in_arguments = False
-            yield from self._literal("}")
-            yield from self._literal(END_CALL)
+            if is_closed and not (yield from self._pass_nested()):  # other keys mean nothing
+                self._at = 0
+            while (yield from self._literal("}", END_CALL)) == "}":
+                pass
             return True
         self._at = begin
         if not (yield from self._pass_nested()):

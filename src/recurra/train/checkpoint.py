@@ -132,13 +132,17 @@ def _save_checkpoint(path: Path, payload: Payload) -> None:
         raise OSError(sentence(str(path), got, "a file that can be written")) from error
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None) -> Payload:
+def load_checkpoint(
+    path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None, scored_only: bool = False
+) -> Payload:
     """Check every byte of a checkpoint, and read it.
 
     Args:
         path: a file, or the folder that several ranks wrote.
         device: where the tensors of a file go.
         target: what the tensors of a folder are read into; None reads all of them, to the CPU.
+        scored_only: read only the weights that the scores belong to into memory. All other tensors of a file stay parts
+            of it.
 
     Raises:
         CheckpointError: the file does not exist, is truncated or altered, is not a checkpoint of this package, or has
@@ -152,7 +156,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
 
             payload = load_sharded(path, target)
         else:
-            payload = _load_file(path, device)
+            payload = _load_file(path, device, scored_only)
         if (found := payload.get("format")) != _FORMAT:
             raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
         require_finite(payload["model"], path)
@@ -168,7 +172,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
     return payload
 
 
-def _load_file(path: Path, device: torch.device | str) -> Payload:
+def _load_file(path: Path, device: torch.device | str, scored_only: bool) -> Payload:
     tensors, metadata = read_safetensors(path, _CHECKPOINT)
     if _METADATA not in metadata:
         raise ValueError(sentence(str(path), "another kind of file", _CHECKPOINT))
@@ -179,7 +183,9 @@ def _load_file(path: Path, device: torch.device | str) -> Payload:
         if digest != content_digest(found, tensors):
             raise ValueError("another digest")
         # Copies: what the library reads is a part of the file until it is touched.
-        tensors = {name: _copy(tensor, device, strides.get(name)) for name, tensor in tensors.items()}
+        scored: dict[str, Any] = scored_weights(found["content"]) if scored_only else {}
+        for name in {item[_TENSOR] for item in scored.values()} or tensors:
+            tensors[name] = _copy(tensors[name], device, strides.get(name))
     except _MALFORMED as error:
         got = "damaged: its content does not match its digest"
         raise ValueError(sentence(str(path), got, _CHECKPOINT)) from error
@@ -358,7 +364,12 @@ class CheckpointFolder:
             raise CheckpointError(sentence(str(path), got, "a checkpoint that training can continue from", hint))
 
     def load(
-        self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
+        self,
+        which: str,
+        device: torch.device | str = "cpu",
+        *,
+        target: "Target | None" = None,
+        scored_only: bool = False,
     ) -> tuple[Path, Payload]:
         """Find and read a checkpoint; a CheckpointError offers an older one if there is one.
 
@@ -366,10 +377,10 @@ class CheckpointFolder:
         """
         path = self.find(which)
         try:
-            return path, load_checkpoint(path, device, target=target)
+            return path, load_checkpoint(path, device, target=target, scored_only=scored_only)
         except CheckpointError as error:
             if self.find(which) != path:
-                return self.load(which, device, target=target)
+                return self.load(which, device, target=target, scored_only=scored_only)
             older = [other for other in self.steps() if other != path]
             if which == "last" and older:
                 offer = f"The previous one, {older[-1]}, is still there: choose it with --checkpoint previous"

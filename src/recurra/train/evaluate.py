@@ -102,7 +102,7 @@ def evaluate(
     total: Callable[..., list[float]] | None = None,
     capture: Capture | None = None,
 ) -> EvaluationResult:
-    """Run a model over one epoch of a source, in float32 and without gradients.
+    """Run a model over one epoch of a source, in the precision of its weights and without gradients.
 
     A batch that continues the previous one starts from its state. The model runs in evaluation mode and returns to its
     own mode afterwards.
@@ -233,7 +233,7 @@ def _refuse_graphs(why: str) -> None:
 
 @contextmanager
 def _scoring(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode in float32, without gradients."""
+    """Evaluation mode in the precision of the weights, without gradients."""
     kind = next(model.parameters()).device.type
     with evaluation_mode(model), torch.inference_mode(), torch.autocast(kind, enabled=False):
         yield

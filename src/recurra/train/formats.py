@@ -98,14 +98,15 @@ def convert_model(
         checkpoint, overrides: for a source that is a run, as in `open_run`.
         force: write into a folder that is not empty, or over a file. A run is never overwritten.
         stored: for gguf, what matrices are rounded to; logits may then differ by any amount.
-        dtype: the precision of the weights, and of both models' logits; None for the source's own if it is one of ours,
-            and float32 for published models, in which all their numbers are exact.
+        dtype: the precision of the weights, and of both models' logits; None for the source's own if it is a run or a
+            safetensors file, else float32, in which all published numbers are exact.
 
     Returns:
         the largest difference between the logits.
     """
-    if to == _format_of(source) and not (to == "run" and _has_adapters(source)):
-        raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
+    if to == _format_of(source) and dtype is None and not (to == "run" and _has_adapters(source)):
+        got = f"{source}, which has the format {to} already"
+        raise ValueError(sentence("source", got, "a model in another one, or another precision"))
     if target.resolve() == source.resolve():
         raise ValueError(sentence("target", f"{target}, which is the source", "another name"))
     require_literal(Format, to=to)

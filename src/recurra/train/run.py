@@ -99,7 +99,7 @@ class Run:
 
     @cached_property
     def _loaded(self) -> tuple[nn.Module, int]:
-        file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
+        file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint, scored_only=True)
         build, weights, adapters = partial(self.experiment.model.build, self.sizes()), scored_weights(saved), None
         if self.experiment.lora.rank is None:
             with on_meta():
@@ -255,7 +255,9 @@ DETAILS = ("class_accuracies", "confusion")
 
 
 def score_run(run: Run, split: Split = "test", *, temperature: float | None = None) -> dict[str, Any]:
-    """Score a run on a split, in float32, with the state carried across contiguous segments; for videos, all views.
+    """Score a run on a split, in the precision of its weights, with the state carried across contiguous segments.
+
+    Videos are scored in all views.
 
     temperature: divides the logits; for token models.
 

@@ -51,7 +51,7 @@ def test_models_over_segments_are_refused():
 
 
 def test_other_types_and_batches_are_refused():
-    with pytest.raises(ValueError, match=r"float64; expected float32: convert it with model.float\(\)"):
+    with pytest.raises(ValueError, match=r"float64; expected float32: use model.float\(\)"):
         prefill_program(make_model().double())
     with pytest.raises(ValueError, match="batch is 0; expected at least 1"):
         step_program(make_model(), batch=0)

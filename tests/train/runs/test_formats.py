@@ -139,6 +139,8 @@ def test_only_other_formats_and_free_places(run, tmp_path):
         convert(target, run, "run", force=True)
     with pytest.raises(ValueError, match="which has the format run already"):
         convert(run, tmp_path / "other", "run")
+    assert convert(run, tmp_path / "short", "run", dtype=torch.bfloat16) < 0.1
+    assert next(open_run(tmp_path / "short").model.parameters()).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="are for runs"):
         convert(target, tmp_path / "other", "run", checkpoint="last")
     with pytest.raises(FileExistsError, match="which is a folder; expected the name of a file"):

@@ -36,7 +36,8 @@ def require_exportable(model: nn.Module) -> LanguageModelShell:
     types = {parameter.dtype for parameter in model.parameters()}
     if types != {torch.float32}:
         names = ", ".join(sorted(str(dtype) for dtype in types))
-        raise ValueError(f"the model's parameters are of type {names}; expected float32: convert it with model.float()")
+        hint = "use model.float(), or for a run `recurra convert RUN NEW_RUN --to run --dtype float32`"
+        raise ValueError(f"the model's parameters are of type {names}; expected float32: {hint}")
     device = next(model.parameters()).device
     if device.type != "cpu":
         raise ValueError(f"the model is on {device}; expected it on the CPU: use model.cpu()")

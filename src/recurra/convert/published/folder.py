@@ -242,7 +242,9 @@ def to_pth(portable: PortableModel, path: str | Path) -> None:
     _described(portable.model, [OF_THE_AUTHORS])
     weights = weights_by_their_names(portable.model, rules_of(OF_THE_AUTHORS, portable.model.config))  # type: ignore
     with replacing(Path(path)) as file:
-        torch.save({name: tensor.clone() for name, tensor in weights.items()}, file)  # or whole matrices beside parts
+        torch.save(
+            {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}, file
+        )
 
 
 def published_form(

@@ -7,6 +7,7 @@ Weights go by way of transformers' layout. llama.cpp's names for them are those 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,8 +164,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
     if kind is None:
         expected = ", ".join(ARCHITECTURES[kind.model_type].class_name for kind in KINDS)
         raise ValueError(sentence("model", f"a {architecture.class_name}", f"one that llama.cpp has: {expected}"))
-    with replacing(Path(path)) as file:
-        writer = GGUFWriter(file.name, kind.name)
+    with replacing(Path(path)) as file, closing(GGUFWriter(file.name, kind.name)) as writer:
         for key, value in kind.metadata(entries).items():
             _ADD[type(value)](writer, f"{kind.name}.{key}", value)
         write_tokenizer(writer, portable.tokenizer, entries["vocab_size"])
@@ -180,7 +180,6 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         for place in places:
             for name, part in zip(place.names, place.rule.write(weights.pop(place.own).float()), strict=True):
                 writer.write_tensor_data(_quantised(name, part.contiguous().numpy(), wanted))
-        writer.close()
 
 
 _ADD: dict[type, Callable[..., None]] = {
