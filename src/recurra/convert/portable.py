@@ -25,7 +25,7 @@ from recurra.models.registry import DataSizes, Uninitialised, entry_of, list_mod
 _LARGEST_DIFFERENCE = 1e-5
 """Largest difference of a model's logits after conversion, in float32."""
 _LARGEST_SHARE = 0.02
-"""The same in bfloat16, as a share of the largest logit."""
+"""The same in bfloat16, relative to the largest logit."""
 
 
 class PortableModel(NamedTuple):
@@ -56,7 +56,7 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def retie(model: nn.Module, tied: Mapping[str, str]) -> None:
-    """Share parameters again as `tied_parameters` found them."""
+    """Tie parameters again, as `tied_parameters` found them."""
     for name, first in tied.items():
         module, _, last = name.rpartition(".")
         setattr(model.get_submodule(module), last, model.get_parameter(first))
@@ -65,9 +65,9 @@ def retie(model: nn.Module, tied: Mapping[str, str]) -> None:
 def with_weights(
     outline: nn.Module, weights: Mapping[str, Tensor], make: Callable[[], nn.Module] | None = None
 ) -> nn.Module:
-    """Make tensors the weights of a model made `on_meta`, in their dtypes; it takes no other memory.
+    """Give a model created `on_meta` these tensors as its weights, in their dtypes and without copies.
 
-    make: makes the model with memory, for one that has tensors besides its weights.
+    make: creates the model in memory, for models with buffers that are not in their state dict.
     """
     if make is not None and not outline.state_dict().keys() >= {name for name, _ in outline.named_buffers()}:
         with torch.device("cpu"), Uninitialised():
@@ -97,9 +97,9 @@ def tokenizer_to_json(tokenizer: TextEncoder) -> str:
 
 
 class Probe(NamedTuple):
-    """What a model computes, to be compared with another one's when the model itself is no longer in memory.
+    """A model's logits, to be compared with another model's after the first one has been freed.
 
-    tokens: (2, L), drawn at random, over more than two segments. logits: (2, L, V).
+    tokens: (2, L), random, longer than two segments. logits: (2, L, V).
     """
 
     tokens: Int[Tensor, "2 L"]
@@ -110,7 +110,7 @@ class Probe(NamedTuple):
 
 @torch.inference_mode()
 def probe(model: nn.Module) -> Probe:
-    """Return what `require_equal` compares another model with."""
+    """Return the logits that `require_equal` compares with those of another model."""
     config: Any = model.config
     length = min(512, 3 + 2 * getattr(config, "segment_length", 64))
     generator = torch.Generator().manual_seed(0)
@@ -120,10 +120,10 @@ def probe(model: nn.Module) -> Probe:
 
 @torch.inference_mode()
 def require_equal(expected: Probe, other: nn.Module, what: str, *, rounded: bool = False) -> float:
-    """Compare the logits of a model with those of another one.
+    """Compare the logits of a model with those of another one, and return their largest difference.
 
-    Returns their largest difference, or refuses one above 1e-5 (in bfloat16: 2% of the largest logit, because what is
-    rounded in between can fall either way), or that is not finite if one of them is `rounded`.
+    Refuses a difference above 1e-5 (in bfloat16: 2% of the largest logit, because intermediate values can round either
+    way). If one of the models is `rounded`, any finite difference is accepted.
     """
     config: Any = other.config
     if config.vocab_size != expected.vocab_size:

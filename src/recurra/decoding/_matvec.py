@@ -117,8 +117,8 @@ _MANY = 18  # vectors: with more, the first tiles share the fetching of the next
 def room_bytes(vectors: int, n_in: int) -> int:
     """Give the room that a job needs for products of up to this many vectors of up to `n_in` numbers.
 
-    It is the sums of a panel, zeros between products, then a block of int4 as int8, and at its end what a product
-    leaves behind: sums of rows, or rounded inputs.
+    It holds the sums of a panel (zero between products), a block of int4 expanded to int8, and last the sums of rows or
+    the rounded inputs of the latest product.
     """
     blocks = (n_in + BLOCK - 1) // BLOCK
     return 4 * PANEL * vectors + EXPANDED_BYTES + max(_ROW_SUMS, max(RECORD, PAIRS_RECORD) * blocks * vectors)

@@ -48,9 +48,9 @@ def _attend_to_latents(
     new: MultiHeadLatentAttentionState,
     state: MultiHeadLatentAttentionState,
 ) -> tuple[Tensor, MultiHeadLatentAttentionState]:
-    """As `_attend`. One vector for all heads, the shared key and then the latent, is a step's key and value.
+    """Like `_attend`, but a step has one vector, its shared key and latent, as key and value of all heads.
 
-    absorbing: W_k of each head, (H, d_latent, d_head), in the order in which all compiled steps can read it.
+    absorbing: W_k of each head, (H, d_latent, d_head), in a layout that all compiled steps can read.
     """
     memory, unrecorded = _recording()
     if queries.shape[1] != 1 or memory is None:

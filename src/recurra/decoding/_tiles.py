@@ -214,7 +214,7 @@ def _same(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 def _tile(generate: Callable[..., None], n_vectors: int, **options: Any) -> Callable[..., None]:
     @intrinsic
     def multiply(typing_context: Any, w: Any, x: Any, x_step: Any, sums: Any, count: Any, ahead: Any) -> Any:
-        """Multiply `count` pairs (bfloat16) or quads (int8), or a block of int4, from w on by what `round_inputs` made.
+        """Multiply `count` pairs (bfloat16) or quads (int8), or a block of int4, from w on by the rounded inputs.
 
         The inputs of each vector lie `x_step` bytes after those of the one before.
         """
@@ -265,7 +265,7 @@ def _lines(
 
 
 def _columns(builder: ir.IRBuilder, start: ir.Value, at: int, first: int, count: int) -> list[ir.Value]:
-    """Addresses of the words of some groups of 16 outputs, those of the panel being at an address and an offset."""
+    """Return the addresses of some groups of 16 outputs; the panel's words begin at an address plus an offset."""
     return [_at(builder, start, at + 4 * WIDTH * (first + column)) for column in range(count)]
 
 
@@ -321,7 +321,7 @@ def _int4(
 def _unpack(
     builder: ir.IRBuilder, w: ir.Value, first: int, columns: int, take: Callable[[int, int, ir.Value], None]
 ) -> list[ir.Value]:
-    """Give `take` the number of each quad of a block of int4, the column and its int8 weights; return the factors."""
+    """Call `take` with the index of each quad of a block of int4, its column and int8 weights; return the factors."""
     heads = [[_read(builder, at, WORDS) for at in _columns(builder, w, _QUAD * i, first, columns)] for i in (0, 1)]
     minima = [builder.bitcast(offset(builder, word), BYTES) for word in heads[0]]
     for group in range(BLOCK // GROUP):
@@ -341,7 +341,7 @@ def _unpack(
 
 @intrinsic
 def expand(typing_context: Any, w: Any, to: Any, ahead: Any) -> Any:
-    """Write a block of int4 as int8 quads, and behind them its factors in float32; fetch as many bytes."""
+    """Expand a block of int4 to int8 quads, followed by its factors in float32; prefetch as many bytes."""
 
     def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
         w_, to_, ahead_ = args

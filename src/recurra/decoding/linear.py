@@ -32,10 +32,10 @@ PANEL = 64
 PAIR, QUAD = 2, 4
 """Inputs whose weights lie side by side in bfloat16 and in int8."""
 GROUP, BLOCK = 32, 128
-"""Inputs of one output that share a minimum and a step in int4, and those that share a factor."""
+"""How many inputs of an output share a minimum and a step size in int4, and how many share a scale."""
 BLOCK_BYTES = PANEL * (4 + 4 + BLOCK // 2)
 _LARGEST = 15
-"""The largest code, and the largest step."""
+"""The largest code, and the largest step size."""
 
 
 def _to_sets(rows: Tensor, size: int) -> Tensor:
@@ -51,7 +51,7 @@ def _from_sets(sets: Tensor, n_out: int, n_in: int) -> Tensor:
 
 
 def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels blocks bytes"]:
-    """Quantise, a few panels at a time: their numbers stay in the cache."""
+    """Quantise a few panels at a time, so that they stay in the cache."""
     # the missing inputs repeat the last one, so they do not widen a group's range
     full = torch.cat((weight, weight[:, -1:].expand(-1, -weight.shape[1] % BLOCK)), 1)
     return torch.cat([_panels_of_int4(rows) for rows in full.split(4 * PANEL)])
@@ -175,8 +175,8 @@ class DecodingLinear(nn.Module):
     "float32" shares the layer's weight; sums are float32, in a different order from torch's. "bfloat16" rounds each
     weight and input to 8 bits of precision; sums are float32, and numbers below 1.2e-38 may count as 0. "int8" stores
     integers from -127 to 127, and for each output one float32 scale, the output's largest weight / 127. "int4" stores
-    integers from 0 to 15, and for every 32 inputs of an output an integer step and minimum, for every 128 a bfloat16
-    scale: 4.5 bits per weight.
+    integers from 0 to 15, for every 32 inputs of an output an integer step size and minimum, and for every 128 a
+    bfloat16 scale: 4.5 bits per weight.
     With int8 and int4, every 128 inputs of a vector are rounded to integers from -127 to 127 times a scale
     (`rounded`), and products are exact. The result for a vector does not depend on the others, except with "float32"
     for more than 64 or for sequences of 16 steps or more, which torch multiplies.

@@ -203,8 +203,8 @@ class StepMemory:
     ) -> None:
         """Write one step of matrices (N, d_k, d_v) that decay and take k^T v, or follow the delta rule with rates b.
 
-        All are dense, with N first. `others` are the keys of the generalised delta rule: what the first read is
-        written with the second.
+        All are dense, with N first. `others` are two keys of the generalised delta rule: what is read with the
+        first is written with the second.
         """
         _require_floats(y, last, q, k, v, a, state)
         entering = self._codes.get(_storage(state), state)

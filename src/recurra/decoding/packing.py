@@ -137,8 +137,8 @@ def pack_linear_layers(
     The copy takes the same arguments and has the same states. A head that is the embedding is packed too, and so are
     the products with the state of the mixers "gru" and "slstm" and of CRT's cells, and experts, but not their routers.
     Everything else (embeddings, norms, implicit filters, the clusters of an adaptive softmax) is float32, and shares
-    its memory with the model if that is. With "int4", projections to gates and the orthogonal matrix of CRT's NCGRU
-    become int8.
+    its memory with the model if that is float32 too. With "int4", projections to gates and the orthogonal matrix of
+    CRT's NCGRU become int8.
 
     Args:
         model: a model on the CPU, in float32 or bfloat16.
@@ -177,7 +177,7 @@ def pack_linear_layers(
 
 
 def _to_float32(model: nn.Module) -> None:
-    """Give a packed model float32 copies of its other bfloat16 tensors, which it shares with the model it was."""
+    """Replace the other bfloat16 tensors of a packed model, shared with the original, by float32 copies."""
     for module in (part for part in model.modules() if not isinstance(part, (DecodingLinear, DecodingExperts))):
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype == torch.bfloat16:
@@ -188,6 +188,6 @@ def _to_float32(model: nn.Module) -> None:
 
 
 def exact_modules(model: nn.Module) -> set[nn.Module]:
-    """Find the modules whose weights must not be rounded: small ones, of whose rounding a model makes much more."""
+    """Find small modules whose weights must not be rounded, because the model amplifies their rounding errors."""
     exact = [module for module in model.modules() if getattr(module, "needs_exact_weights", False)]
     return {part for module in exact for part in module.modules()}

@@ -38,11 +38,11 @@ _EXACT = 8
 _SIZES = (*range(1, _EXACT + 1), 12, 16, 24, 32, 48, MOST_VECTORS)
 
 _MOST_BYTES = 2**30
-"""State of a recorded batch of more than `_EXACT` rows, without windows that grow. A recording holds several copies of
-it, and rows with large states gain less from reading the weights together."""
+"""Limit on the state of a recorded batch of more than `_EXACT` rows, without windows that grow. A recording holds
+several copies of it, and rows with large states gain less from reading the weights together."""
 
 _CHECKED_STEPS = 3
-"""Steps of one row that are compared; of more rows, which run the same instructions, one is."""
+"""Steps of one row that are compared with the model. Larger batches run the same instructions: one step is enough."""
 
 
 class StateShapeChanges(ValueError):
@@ -405,8 +405,8 @@ def prepare(
         kv_cache_dtype: how the states of rotary attention hold keys and values: "float32", or "int8" with one scale for
             each step and head of keys and of values. The states are then other ones than the model's.
         state_dtype: how matrices of each head in the states of other mixers are held between calls: "float32", or
-            "int16" with a scale for each matrix, for models whose steps compile: with Mamba-2, delta rules other than
-            RWKV-7's, GLA, HGRN2, mLSTM and linear attention.
+            "int16" with a scale for each matrix, for models whose steps compile: with Mamba-2, delta rules,
+            RWKV-7, GLA, HGRN2, mLSTM and linear attention.
         in_place: pack the model itself, which then is the result's, and free each layer's weights in turn: for a model
             that barely fits into memory.
         graphs: "auto": use CUDA graphs on a CUDA device; if that is impossible, return the model and warn why. "on":

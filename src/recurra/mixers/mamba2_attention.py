@@ -23,7 +23,7 @@ class Mamba2AttentionState(NamedTuple):
 
 
 class MambaAndAttention(Mixer):
-    """A mixer with Mamba-2 and attention, and with the states of both."""
+    """A mixer that combines Mamba-2 and attention; its state contains the states of both."""
 
     masks_products = True
 

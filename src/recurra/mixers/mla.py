@@ -172,9 +172,9 @@ class MultiHeadLatentAttention(Mixer):
         return of_keys, of_values
 
     def absorbed(self, queries: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H d_latent"]:
-        """Multiply queries by W_k, so that their products with latents are those with keys."""
+        """Multiply queries by W_k, so that their products with latents equal those with keys."""
         return torch.einsum("blhd,hdc->blhc", queries, self.expansions()[0])
 
     def values_of(self, latents: Float[Tensor, "B L H d_latent"]) -> Float[Tensor, "B L H d_value"]:
-        """Multiply each head's mixture of latents by W_v."""
+        """Multiply each head's weighted sum of latents by W_v."""
         return torch.einsum("blhc,hdc->blhd", latents, self.expansions()[1])

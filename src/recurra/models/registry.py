@@ -32,9 +32,9 @@ def on_meta() -> Iterator[None]:
 
 
 class Uninitialised(TorchFunctionMode):
-    """Create models whose weights will all be replaced: their parameters keep what their memory held.
+    """Skip the initialisation of parameters, for models whose weights will all be replaced.
 
-    Drawing the weights of a large model takes as long as reading them from a file.
+    Initialising a large model takes as long as reading its weights from a file.
     """
 
     def __torch_function__(

@@ -25,7 +25,7 @@ from recurra.serve._tools import (
 )
 
 _NOTES = {"$comment", "default", "deprecated", "description", "examples", "nullable", "title", "type"}
-"""Keywords that say nothing about a text."""
+"""Keywords that do not constrain a string."""
 _OF_OBJECTS = {*_NOTES, "$defs", "$id", "$schema", "additionalProperties", "definitions", "properties", "required"}
 """Keywords of a schema whose arguments can be written one by one."""
 _SCALARS = {"string", "null", "integer", "number", "boolean"}

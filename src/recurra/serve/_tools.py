@@ -326,7 +326,7 @@ class AnswerReader:
         return call is not None
 
     def _json_head(self) -> Generator[None, None, str | None]:
-        """Read a call beyond the brace of its arguments and return its name; None if they do not follow the name."""
+        """Read a call up to the brace that opens its arguments and return its name; None if they do not follow it."""
         for word in ('"name"', ":", '"'):
             if (yield from self._literal(word)) is None:
                 return None

@@ -141,8 +141,7 @@ def load_checkpoint(
         path: a file, or the folder that several ranks wrote.
         device: where the tensors of a file go.
         target: what the tensors of a folder are read into; None reads all of them, to the CPU.
-        scored_only: read only the weights that the scores belong to into memory. All other tensors of a file stay parts
-            of it.
+        scored_only: copy only the weights that are scored into memory. All other tensors of a file stay mapped to it.
 
     Raises:
         CheckpointError: the file does not exist, is truncated or altered, is not a checkpoint of this package, or has
@@ -223,7 +222,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
 
 
 def require_fitting(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse (CheckpointError) the weights of another model."""
+    """Raise CheckpointError if the weights belong to another model."""
     if difference := shape_difference(model, weights):
         got = f"a checkpoint of another model (it has {difference})"
         raise CheckpointError(sentence(str(path), got, "one of this model"))
@@ -297,7 +296,7 @@ class CheckpointFolder:
         self._keep_best(target)
 
     def call_best(self, step: int) -> None:
-        """Make the checkpoint of a step the best one too, without a second copy on the disk where it can have links."""
+        """Make a step's checkpoint the best one too: a hard link if the file system has them, otherwise a copy."""
         target = self.path / f"best{SUFFIX}"
         try:
             os.link(self._file(step), target)

@@ -88,7 +88,7 @@ def convert_model(
 ) -> float:
     """Write the model at `source` in another format, and compare the logits of both before it is put in place.
 
-    One model is in memory at a time: the source's logits are computed first, its weights are written and freed, and the
+    Only one model is in memory at a time: the source's logits are computed, its weights are written and freed, and the
     result is read back.
 
     Args:
@@ -98,8 +98,8 @@ def convert_model(
         checkpoint, overrides: for a source that is a run, as in `open_run`.
         force: write into a folder that is not empty, or over a file. A run is never overwritten.
         stored: for gguf, what matrices are rounded to; logits may then differ by any amount.
-        dtype: the precision of the weights, and of both models' logits; None for the source's own if it is a run or a
-            safetensors file, else float32, in which all published numbers are exact.
+        dtype: the precision of the weights and of both models' logits. None: the source's own if it is a run or a
+            safetensors file, else float32, which represents all published weights exactly.
 
     Returns:
         the largest difference between the logits.

@@ -323,9 +323,9 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
 def fill(
     model: nn.Module, weights: dict[str, Tensor], places: Sequence[_Place], what: str, factors: Mapping[str, Tensor]
 ) -> None:
-    """Fill every parameter of `model` from where `matched` found it, times `factors` (see `Architecture.folded`).
+    """Fill every parameter of `model` with what `matched` found, times `factors` (see `Architecture.folded`).
 
-    weights: each is removed once it has been copied.
+    weights: each entry is removed once it has been copied.
     """
     first: dict[int, str] = {}
     uses = Counter(name for place in places for name in place.theirs)
@@ -350,9 +350,9 @@ def _multiplied(tensor: Tensor, name: str, factors: Mapping[str, Tensor], dtype:
 
 
 def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place: bool = False) -> dict[str, Tensor]:
-    """Return the weights of `model` as the other code base names and lays them out; tied ones under each name.
+    """Return the weights of `model` in the other code base's names and layout; tied ones under each name.
 
-    They may share its memory. in_place: take each parameter out of the model, so that its memory is not needed twice.
+    They may share the model's memory. in_place: move parameters out of the model, so that none is held twice.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     last = {id(parameter): name for name, parameter in parameters.items()}
@@ -402,7 +402,7 @@ class Fused(NamedTuple):
 
 
 def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -> dict[str, Tensor]:
-    """Replace fused matrices in `weights` by their parts; those that are missing stay so."""
+    """Replace fused matrices in `weights` by their parts, and skip missing ones."""
     for one in fused:
         if (whole := weights.pop(one.name, None)) is None:
             continue
@@ -416,7 +416,7 @@ def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -
 
 
 def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, Tensor]:
-    """The way back of `split_fused`."""
+    """Undo `split_fused`."""
     for one in fused:
         parts = [weights.pop(name).unflatten(0, (one.n_groups, -1)) for name in one.names]
         weights[one.name] = torch.cat(parts, 1).flatten(0, 1)

@@ -138,9 +138,9 @@ def filled(
     dtype: torch.dtype,
     factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> LanguageModel:
-    """Give an outlined model memory and its weights, which have transformers' names and come from `what`.
+    """Allocate an outlined model and fill it with weights that have transformers' names and come from `what`.
 
-    weights: changed, so that none is held longer than needed.
+    weights: modified, so that none is held longer than needed.
     """
     weights = split_fused(weights, fused_of(architecture, outline.config), what)
     if outline.config.biases and not outline.config.tie_embeddings:  # their heads have none
@@ -204,7 +204,7 @@ def to_huggingface(
         model_type: the target class, by the model_type of its config.json; the first that fits if None. This
             matters for Qwen3-Next ("qwen3_next"): if it is dense, or has experts in all blocks, it is also a Qwen3.5
             ("qwen3_5_text" or "qwen3_5_moe_text", the default).
-        in_place: take the weights out of the model, which is then empty: for a model that barely fits into memory.
+        in_place: move the weights out of the model, which is empty afterwards: for models that barely fit into memory.
 
     Raises:
         ValueError: transformers has no class for such a model.
@@ -252,7 +252,7 @@ def published_form(
 ) -> tuple[Architecture, dict[str, Any], dict[str, Tensor]]:
     """Return the first architecture that has this model's shape, the entries of its config.json, and its weights.
 
-    The weights may share the model's memory. in_place: take them out of it.
+    The weights may share the model's memory. in_place: move them out of the model.
     """
     architecture, entries = _described(model, known)
     config: Any = model.config

@@ -86,7 +86,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
 def _weights(
     kind: Kind, entries: Entries, tensors: Mapping[str, gguf.ReaderTensor], theirs: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """Return the tensors by transformers' names, in the shapes and dtypes that `theirs` has."""
+    """Return the tensors by transformers' names, with the shapes and dtypes of `theirs`."""
     places = _places(kind, entries, theirs)
     known = {name for place in places for name in place.names}
     if missing := known - tensors.keys() - {"output.weight"}:  # which may be the embedding
@@ -151,9 +151,9 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         portable: a `LanguageModel` that llama.cpp has, too: a Mamba, Falcon Mamba, Mamba-2, Jamba (dense), Granite 4.0,
             Falcon-H1, LFM2, Qwen3.5 (dense) or RWKV-7; and byte pairs.
         path: the file to write.
-        dtype: what matrices are stored in; all else is float32. In Q8_0 and Q4_0, matrices whose rows are no
-            multiple of 32 are float16.
-        in_place: take the weights out of the model, which is then empty: for a model that barely fits into memory.
+        dtype: what matrices are stored in; all else is float32. In Q8_0 and Q4_0, matrices whose row length is not
+            a multiple of 32 are float16.
+        in_place: move the weights out of the model, which is empty afterwards: for models that barely fit into memory.
 
     Raises:
         ValueError: llama.cpp has no such model or no such tokenizer.
@@ -202,7 +202,7 @@ _EXACT = ("ssm_conv1d.weight", "ssm_norm.weight", "shortconv.conv.weight", "time
 
 
 def _stored(name: str, shape: Sequence[int], wanted: GGMLQuantizationType) -> GGMLQuantizationType:
-    """The type of a tensor: matrices alone are less than float32."""
+    """The type of a tensor: only matrices are stored in less than float32."""
     if not name.endswith(".weight") or len(shape) < 2 or name.endswith(_EXACT):
         return GGMLQuantizationType.F32
     block, _ = gguf.GGML_QUANT_SIZES[wanted]
