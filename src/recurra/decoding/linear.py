@@ -86,7 +86,7 @@ def _panels_of_int4(rows: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels 
 
 def _from_int4(stored: UInt8[Tensor, "panels blocks bytes"], n_out: int, n_in: int) -> Float[Tensor, "n_out n_in"]:
     """Return the weights that `_to_int4` kept."""
-    words = stored.view(*stored.shape[:2], -1, PANEL, 4).permute(0, 3, 1, 2, 4)
+    words = stored.view(*stored.shape[:2], BLOCK_BYTES // (4 * PANEL), PANEL, 4).permute(0, 3, 1, 2, 4)
     minimum, (steps, factor) = words[..., 0, :].view(torch.int8), words[..., 1, :].split(2, 3)
     step = torch.stack((steps & 15, steps >> 4), 4).flatten(3)
     codes = torch.stack((words[..., 2:, :] & 15, words[..., 2:, :] >> 4), 4).view(*step.shape, GROUP)
