@@ -12,6 +12,7 @@ from recurra.decoding._states import prepare_states
 from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.quantization import dequantized, quantized, quantized_size
+from recurra.mixers.mla import MultiHeadLatentAttention
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import Ragged, map_tensors, tensors
@@ -260,3 +261,12 @@ def test_what_has_no_keys_is_refused():
         prepare(LanguageModel(LanguageModelConfig(vocab_size=31)).eval(), kv_cache_dtype="int8")
     with pytest.raises(ValueError, match="kv_cache_dtype is"):
         prepare(hybrid(), kv_cache_dtype="int4")
+
+
+def test_all_batch_sizes_read_one_copy_of_the_weights_of_latents():
+    form = prepare(hybrid("latents"), "int8")
+    mixers = [part for part in form.model.modules() if isinstance(part, MultiHeadLatentAttention)]
+    copies = {mixer.attend.args[1].untyped_storage().data_ptr() for mixer in mixers}
+    assert copies.isdisjoint(mixer.expansion.weight.untyped_storage().data_ptr() for mixer in mixers)
+    for rows in (1, 2, 3):
+        assert copies <= {tensor.untyped_storage().data_ptr() for tensor in form.program(rows)._kept}

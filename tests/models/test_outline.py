@@ -7,7 +7,7 @@ from torch import nn
 
 from recurra.mixers.base import list_mixers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.models.registry import Uninitialised, on_meta
+from recurra.models.registry import Undrawn, on_meta
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 SIZES = {"vocab_size": 10, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
@@ -65,7 +65,7 @@ def test_every_mixer_has_an_outline_though_torch_does_not_know_linspace(monkeypa
 def test_a_model_filled_after_nothing_was_drawn_is_the_model(mixer):
     config = LanguageModelConfig(**SIZES | {"d_model": 48}, mixer=mixer)
     model = LanguageModel(config).eval()
-    with Uninitialised():
+    with Undrawn():
         filled = LanguageModel(config).eval()
         for parameter in filled.parameters():  # what memory may hold
             parameter.data = torch.full_like(parameter, torch.nan)
@@ -76,7 +76,7 @@ def test_a_model_filled_after_nothing_was_drawn_is_the_model(mixer):
 
 def test_uninitialised_layers_draw_nothing():
     before = torch.get_rng_state()
-    with Uninitialised():
+    with Undrawn():
         layer = nn.Linear(3, 2)
         with torch.no_grad():
             layer.weight[:1].normal_()

@@ -20,7 +20,7 @@ from recurra._files.writing import replacing
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
 from recurra.layers.feed_forward import LinearWeights, Router
-from recurra.models.registry import DataSizes, Uninitialised, entry_of, list_models, on_meta
+from recurra.models.registry import DataSizes, Undrawn, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5
 """Largest difference of a model's logits after conversion, in float32."""
@@ -70,7 +70,7 @@ def with_weights(
     make: creates the model in memory, for models with buffers that are not in their state dict.
     """
     if make is not None and not outline.state_dict().keys() >= {name for name, _ in outline.named_buffers()}:
-        with torch.device("cpu"), Uninitialised():
+        with torch.device("cpu"), Undrawn():
             outline = make()
     tied = tied_parameters(outline)
     outline.load_state_dict(weights, assign=True)

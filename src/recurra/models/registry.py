@@ -27,29 +27,16 @@ def on_meta() -> Iterator[None]:
 
     `torch.device("meta")` alone allocates nothing; skipping initialisation halves the time for a model of many layers.
     """
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), Undrawn():
         yield
 
 
-class Uninitialised(TorchFunctionMode):
-    """Skip the initialisation of parameters, for models whose weights will all be replaced.
+class Undrawn(TorchFunctionMode):
+    """Create models whose weights will all be replaced: parameters keep what their memory held.
 
-    Initialising a large model takes as long as reading its weights from a file.
+    Drawing the weights of a large model takes as long as reading them from a file. On `meta`, nothing is filled at all,
+    and linspace makes its tensors there.
     """
-
-    def __torch_function__(
-        self, function: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function in _INITIALISERS:
-            tensor: Tensor = args[0] if args else kwargs["tensor"]
-            if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
-                return tensor
-        return function(*args, **kwargs)
-
-
-class _Undrawn(TorchFunctionMode):
-    """Leaves tensors on `meta` alone that are to be filled in place, and makes those of linspace there."""
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -57,10 +44,11 @@ class _Undrawn(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in _WRITERS:
             tensor: Tensor = args[0] if args else kwargs["tensor"]
-            if tensor.is_meta:
+            is_weight = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+            if tensor.is_meta or (is_weight and function in _INITIALISERS):
                 return tensor
         if function is torch.linspace:
-            kwargs = {"device": "meta", **kwargs}
+            kwargs = {"device": torch.get_default_device(), **kwargs}
         return function(*args, **kwargs)
 
 
