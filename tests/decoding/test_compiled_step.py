@@ -9,7 +9,7 @@ from torch import nn
 
 from recurra import state as states
 from recurra.decoding import steps
-from recurra.decoding.linear import MOST_VECTORS
+from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare
@@ -296,3 +296,31 @@ def test_a_program_that_is_wrong_is_refused(monkeypatch):
     monkeypatch.setitem(lowering.RULES, "aten.gelu.default", lambda memory, out, x, **_: memory.map("silu", out, x))
     with pytest.raises(ValueError, match="gives other numbers than the model"):
         CompiledStep(language_model(), 31)
+    with pytest.warns(UserWarning, match="decoding without a CompiledStep, slower: .* other numbers"):
+        assert type(prepare(language_model())) is TracedStep
+
+
+def test_a_model_that_carries_roundings_far_is_compared_with_itself():
+    class Cancelling(nn.Module):
+        """What its products leave is a thousandth of what they add up."""
+
+        def __init__(self):
+            super().__init__()
+            linear = nn.Linear(64, 128)
+            with torch.no_grad():
+                linear.weight.copy_(torch.randn(128, 64) / 1000 + torch.tensor([1.0, -1.0]).repeat(32))
+            self.linear = DecodingLinear(linear)
+
+        def forward(self, x):
+            return (self.linear(1 + x / 1000),)
+
+    torch.manual_seed(0)
+    compiled, step, x = CompiledStep(language_model(), 31), Cancelling(), torch.randn(1, 64)
+    right = step(x)[0]
+    with torch.no_grad(), steps._Nudged(3):
+        (nudged,) = step(x)
+    assert (nudged - right).abs().max() > 2 * steps._TOLERANCE * right.abs().max()
+    with torch.no_grad():
+        assert compiled._agrees([nudged], step, [x])
+        assert not compiled._agrees([right + 6 * (nudged - right)], step, [x])
+        assert not compiled._agrees([right * torch.nan], step, [x])

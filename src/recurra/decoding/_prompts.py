@@ -1,7 +1,7 @@
 """Short prompts of one stream as compiled programs, which read each weight once for all of their tokens."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,11 +40,15 @@ class PromptReader:
         model: what computes `hidden`.
         like: a state of one stream.
         vocab_size: tokens are below it.
-        agrees: tells whether a result is near enough to the model's.
+        agrees: tells whether results are near enough to those of a module with the same inputs.
     """
 
     def __init__(
-        self, model: LanguageModelShell, like: Any, vocab_size: int, agrees: Callable[[Tensor, Tensor], bool]
+        self,
+        model: LanguageModelShell,
+        like: Any,
+        vocab_size: int,
+        agrees: Callable[[Sequence[Tensor], nn.Module, Sequence[Tensor]], bool],
     ) -> None:
         self.model, self._like, self._vocab_size, self._agrees = model, like, vocab_size, agrees
         self._states = StateForm(like)
@@ -122,7 +126,7 @@ class PromptReader:
         prompt, inputs = _FlatPrompt(self.model, self._states).eval(), [tokens, *tensors(self._like)]
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             program = StepProgram(lower_step(prompt, inputs))
-            results, right = program.run(inputs), prompt(*inputs)
-        if results is None or not all(map(self._agrees, results, right)):
-            raise StepNotCompiled(f"a compiled prompt of {length} tokens gives other numbers than the model")
-        return program
+            results = program.run(inputs)
+            if results is not None and self._agrees(results, prompt, inputs):
+                return program
+        raise StepNotCompiled(f"a compiled prompt of {length} tokens gives other numbers than the model")
