@@ -1,5 +1,6 @@
 """One trained run in all its forms: test perplexity as a run, from Hugging Face, from ONNX, and laid out for decoding.
 
+    python -m benchmarks.forms RUN
     recurra export hf RUN FOLDER
     recurra export onnx RUN FILE.onnx
     recurra export onnx RUN INT8.onnx --int8
@@ -64,15 +65,14 @@ class FromOnnx(Form):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", help="the folder of a run over text")
-    parser.add_argument("folder", help="what `recurra export hf` wrote")
-    parser.add_argument("files", type=Path, nargs="+", help="what `recurra export onnx` wrote")
+    parser.add_argument("folder", nargs="?", help="what `recurra export hf` wrote")
+    parser.add_argument("files", type=Path, nargs="*", help="what `recurra export onnx` wrote")
     own, overrides = split_overrides(sys.argv[1:])
     arguments = parser.parse_args(own)
     run = open_run(arguments.run, overrides=overrides)
-    forms: dict[str, nn.Module] = {
-        "recurra": run.model,
-        "Hugging Face": FromHuggingFace(arguments.folder),
-    }
+    forms: dict[str, nn.Module] = {"recurra": run.model}
+    if arguments.folder is not None:
+        forms["Hugging Face"] = FromHuggingFace(arguments.folder)
     forms |= {file.name: FromOnnx(file) for file in arguments.files}
     forms |= {f"for decoding, {numbers}": pack_linear_layers(run.model, numbers) for numbers in DTYPES}
     table = Table("form", "test perplexity", "over the run's", "tokens/s")
