@@ -7,6 +7,7 @@ import urllib.request
 import webbrowser
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import fields
 
 from recurra._files.reading import read_text
 from recurra.checks import sentence
@@ -30,19 +31,10 @@ def _settings(arguments: Namespace) -> ServeSettings:
             got = f"{path}, with a line that contains spaces" if of_file else f"{path}, which has no key"
             raise ValueError(sentence("--api-key-file", got, "a file with one API key per line and nothing else"))
         keys += of_file
-    return ServeSettings(
-        host=arguments.host,
-        port=arguments.port,
-        api_keys=tuple(keys),
-        sessions_file=arguments.sessions or find_run(arguments.runs[0]) / "sessions.sqlite",
-        max_streams=arguments.max_streams,
-        max_queue=arguments.max_queue,
-        max_tokens=arguments.max_tokens,
-        prefix_cache_bytes=arguments.prefix_cache_bytes,
-        max_connections=arguments.max_connections,
-        header_seconds=arguments.header_seconds,
-        body_seconds=arguments.body_seconds,
-    )
+    sessions_file = arguments.sessions or find_run(arguments.runs[0]) / "sessions.sqlite"
+    names = {field.name for field in fields(ServeSettings)} & vars(arguments).keys()
+    given = {name: getattr(arguments, name) for name in names}
+    return ServeSettings(api_keys=tuple(keys), sessions_file=sessions_file, **given)
 
 
 def explore(arguments: Namespace) -> int:

@@ -48,13 +48,7 @@ class Lark(str):
 
 
 class Constraint:
-    """What a grammar allows next in one text.
-
-    Args:
-        matcher: the grammar, at the start of the text.
-        n_tokens: tokens of the model.
-        ends: tokens that may come where the text is complete; they end it.
-    """
+    """What a grammar, with its matcher, allows next in one text; the tokens `ends` may end it where it is complete."""
 
     def __init__(self, matcher: LLMatcher, n_tokens: int, ends: Sequence[int] = ()) -> None:
         self._matcher, self._n_tokens, self._ends = matcher, n_tokens, list(ends)

@@ -69,11 +69,9 @@ class StreamState(NamedTuple):
 
 
 class ServedModel:
-    """A model prepared to serve streams, under a name.
+    """A language model prepared to serve streams, under the name that requests use.
 
     Args:
-        name: the name that requests use.
-        model: a language model in evaluation mode.
         tokenizer: None for a model that reads numbers.
         weights: dtype of the packed weights; None runs the model as it is.
         in_place: pack the model itself, freeing its weights.
