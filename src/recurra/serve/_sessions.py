@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from recurra.checks import sentence
 from recurra.serve import _store as store
 from recurra.serve._database import DiskFull
-from recurra.serve._http import DISK_FULL, ApiError, ServeSettings
+from recurra.serve._http import DISK_FULL, ApiError, ServeSettings, refusal
 from recurra.serve._model import ServedModel, StreamState
 from recurra.serve._requests import EndEvent, Event, Request, TokenEvent
 from recurra.serve._store import READ, WRITTEN, SessionInfo, SessionRecord, SessionStore, Transcript, pack, unpack
@@ -186,8 +186,7 @@ class Sessions:
         if position == 0:
             return session.model.start
         if position > session.state.position:
-            message = sentence("position", position, f"at most {session.state.position}")
-            raise ApiError(400, message, param="position")
+            raise refusal("position", position, f"at most {session.state.position}")
         start = [session.model.start, *self._checkpoints.up_to(session.key, position)][-1]
         try:
             tokens = session.transcript.tokens(start.position, position)
