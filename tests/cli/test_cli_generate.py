@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+from tests.cli.conftest import TEXT, train_on_text
 
 from recurra import open_run
 from recurra.cli import generate, main
@@ -13,24 +14,14 @@ from recurra.decoding.steps import CompiledStep, prepare
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
-TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
-
-RECIPE = """
-experiment: {experiment}
-data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
-model: {model}
-training: {{epochs: 2, tensorboard: false, accelerator: cpu, threads: 1}}
-"""
-MODELS = {
-    "text": "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}",
-    "text-crt": "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, memory: ncgru, position: rnn-ncgru}",
-    "text-transformer-xl": "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [5]}",
-}
+GATELOOP = "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}"
+CRT = "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, memory: ncgru, position: rnn-ncgru}"
+TRANSFORMER_XL = "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [5]}"
 RUNS = {
-    "words": ("text", "vocabulary: words"),
-    "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264"),
-    "crt": ("text-crt", "vocabulary: words"),
-    "txl": ("text-transformer-xl", "vocabulary: words"),
+    "words": ("text", "vocabulary: words", GATELOOP),
+    "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264", GATELOOP),
+    "crt": ("text-crt", "vocabulary: words", CRT),
+    "txl": ("text-transformer-xl", "vocabulary: words", TRANSFORMER_XL),
 }
 
 
@@ -38,18 +29,9 @@ RUNS = {
 def runs(tmp_path_factory) -> dict[str, str]:
     """Finished runs by name; their corpora are gone."""
     folder = tmp_path_factory.mktemp("runs")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    for name, (experiment, vocabulary) in RUNS.items():
-        recipe = folder / f"{name}.yaml"
-        recipe.write_text(
-            RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=MODELS[experiment])
-        )
-        assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
-    shutil.move(corpus, folder / "moved")
-    return {name: str(folder / name) for name in RUNS}
+    made = {name: train_on_text(folder, name, *run, epochs=2) for name, run in RUNS.items()}
+    shutil.move(folder / "corpus", folder / "moved")
+    return made
 
 
 def output(capsys, *words: str) -> tuple[str, str]:
@@ -178,9 +160,6 @@ def test_long_lines_are_cut_before_blanks(text, length):
 def test_an_empty_prompt_is_no_prompt(capsys, runs):
     words = (runs["words"], "--max-tokens", "5")
     assert output(capsys, *words, "--prompt", "").out == output(capsys, *words).out
-
-
-# --- the run's folder ---
 
 
 # --- errors ---
