@@ -299,20 +299,6 @@ def test_a_turn_keeps_a_bounded_number_of_marks():
     assert one.checkpoint_every > 16
 
 
-def test_prompts_are_read_in_turns():
-    scheduler = Scheduler(8, 8)
-    long, other = asked(10 * LONGEST_CHUNK), asked(2 * LONGEST_CHUNK)
-    scheduler.add(long)
-    scheduler.add(other)
-    list(scheduler.admit())
-    order = []
-    for _ in range(4):
-        piece = scheduler.next_chunk(False)
-        order.append(piece.requests[0])
-        scheduler.complete(piece)
-    assert order == [long, other, long, other]
-
-
 def test_short_prompts_are_read_side_by_side_and_models_apart():
     scheduler = Scheduler(8, 8)
     same, longer, foreign, shorter = asked(20), asked(40), asked(20, OTHER), asked(17)
