@@ -22,7 +22,6 @@ from recurra.ops._toolkit.launch import LoopKernel, compile_inline, compile_part
 
 _NOTHING = -1
 """Result for a row that has no token to choose."""
-_BLOCK = 1024  # logits that are compared before one of them is looked for
 _SHORT = 32  # logits of a block whose largest is found
 
 
@@ -62,16 +61,10 @@ def _largest(row):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _first_place(row, value):  # type: ignore[no-untyped-def]
-    for start in range(0, len(row), _BLOCK):
-        n_equal = 0
-        part = row[start : start + _BLOCK]
-        for i in range(len(part)):
-            n_equal += part[i] == value
-        if n_equal:
-            for i in range(len(part)):
-                if part[i] == value:
-                    return start + i
-    return _NOTHING
+    place = 0
+    while row[place] != value:
+        place += 1
+    return place
 
 
 # --- the value at which a sum is reached ---
