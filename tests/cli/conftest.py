@@ -52,6 +52,7 @@ def measured(run: Path) -> list[dict[str, Any]]:
 
 def failure(capsys, *words: str) -> str:
     """Run a command that fails, and return the one message that it prints."""
+    capsys.readouterr()
     assert main(words) == 2
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err

@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from tests.cli.conftest import TEXT, train_on_text
+from tests.cli.conftest import TEXT, failure, train_on_text
 
 from recurra import open_run
 from recurra.cli import generate, main
@@ -39,15 +39,6 @@ def output(capsys, *words: str) -> tuple[str, str]:
     capsys.readouterr()
     assert main(["generate", *words]) == 0
     return capsys.readouterr()
-
-
-def failure(capsys, *words: str) -> str:
-    capsys.readouterr()
-    assert main(["generate", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("recurra generate: ")
-    return captured.err
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -127,7 +118,7 @@ def test_a_state_goes_on_where_it_stood(capsys, runs, tmp_path):
     assert (first.removesuffix("\n") + second).split() == whole.split()
     # and goes on with more text
     assert "read 3 tokens" in output(capsys, runs["crt"], "--load-state", file, "--prompt", "a cat\n").err
-    message = failure(capsys, runs["txl"], "--load-state", file)
+    message = failure(capsys, "generate", runs["txl"], "--load-state", file)
     assert "is of another model (CompactRecurrentTransformer against TransformerXL)" in message
 
 
@@ -180,7 +171,7 @@ def test_an_empty_prompt_is_no_prompt(capsys, runs):
     ],
 )
 def test_mistakes_are_told_plainly(capsys, runs, words, message):
-    assert message in failure(capsys, runs["words"], "--prompt", "a", *words)
+    assert message in failure(capsys, "generate", runs["words"], "--prompt", "a", *words)
 
 
 def test_only_text_is_generated(capsys, tmp_path):
@@ -193,8 +184,8 @@ def test_only_text_is_generated(capsys, tmp_path):
     )
     assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "tokenizer.json").exists()
-    assert "a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
-    assert "expected the folder of a run" in failure(capsys, str(tmp_path / "nowhere"))
+    assert "a run of memory-horizon; expected one over text" in failure(capsys, "generate", str(tmp_path / "run"))
+    assert "expected the folder of a run" in failure(capsys, "generate", str(tmp_path / "nowhere"))
 
 
 def test_drafts_of_another_run(capsys, runs):
@@ -236,7 +227,7 @@ def test_continuations_that_cannot_be(runs, capsys, tmp_path):
 
 def test_weights_for_the_cpu_are_refused_elsewhere(capsys, monkeypatch, runs):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    said = failure(capsys, runs["words"], "--device", "cuda", "--weights", "int8")
+    said = failure(capsys, "generate", runs["words"], "--device", "cuda", "--weights", "int8")
     assert "--weights is int8 with --device cuda; expected --device cpu" in said
 
 
