@@ -53,11 +53,7 @@ class GenerationConfig:
 
 
 class Generation:
-    """The token choices of one stream that is being continued.
-
-    Args:
-        config: how to continue it.
-    """
+    """The token choices of one stream that is being continued."""
 
     def __init__(self, config: GenerationConfig) -> None:
         self.config, self.n_tokens, self.is_over = config, 0, False
@@ -208,13 +204,7 @@ def _settled(text: str) -> str:
 
 
 class GeneratedText:
-    """The text of generated tokens, piece by piece, up to the first occurrence of a stop text, which is left out.
-
-    Args:
-        tokenizer: decodes the tokens.
-        before: the tokens before the first generated one.
-        stops: texts to end at, each of at least one letter.
-    """
+    """The text of the tokens generated after those in `before`, piece by piece, up to the first of `stops`."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
         self._pieces, self._stops, self._held = TextPieces(tokenizer, before), stops, ""
