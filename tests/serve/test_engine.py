@@ -280,7 +280,7 @@ def test_all_requests_are_dropped_and_those_that_were_admitted_are_known():
     for one in (first, second):
         scheduler.add(one)
     assert not list(scheduler.admit())  # the first has something to read
-    assert scheduler.drop_all() == [(second, False), (first, True)]
+    assert scheduler.drop(lambda _: True) == [(second, False), (first, True)]
     assert scheduler.is_idle
 
 
