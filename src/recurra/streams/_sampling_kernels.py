@@ -29,12 +29,6 @@ _SHORT = 32  # logits of a block whose largest is found
 
 
 @compile_inline
-def _fill(values, number):  # type: ignore[no-untyped-def]
-    for i in range(len(values)):
-        values[i] = number
-
-
-@compile_inline
 def _most(values):  # type: ignore[no-untyped-def]
     most = values[0]
     for i in range(1, len(values)):
@@ -46,7 +40,8 @@ def _most(values):  # type: ignore[no-untyped-def]
 def _largest(row):  # type: ignore[no-untyped-def]
     """The largest number; NaN if there is one."""
     running, n_nan = np.empty(_SHORT, row.dtype), 0
-    _fill(running, -np.inf)
+    for lane in range(_SHORT):
+        running[lane] = -np.inf
     stop = len(row) - len(row) % _SHORT
     for start in range(0, stop, _SHORT):
         part = row[start : start + _SHORT]
