@@ -302,11 +302,8 @@ def _masked(counts: Tensor, x: Tensor) -> dict[str, Tensor]:
 def _after(last: Any, last_new: Any, n_new: Tensor) -> Any:
     """The state after each row: of its last new sequence, or, if it has none, of what it began with."""
     old, ended = (n_new == 0).nonzero()[:, 0], n_new.nonzero()[:, 0]
-    singles: dict[int, Any] = {}
-    for rows, state, index in ((old, last, old), (ended, last_new, n_new.cumsum(0)[ended] - 1)):
-        if len(rows):
-            singles.update(zip(rows.tolist(), split(select(state, index))))
-    return batch([singles[row] for row in range(len(n_new))])
+    groups = (old, select(last, old)), (ended, select(last_new, n_new.cumsum(0)[ended] - 1))
+    return _in_order([(rows.tolist(), state) for rows, state in groups])
 
 
 # --- run any module under the contract over sequences of different lengths, padded or packed ---
@@ -434,8 +431,5 @@ def _cut(numbers: list[int], steps: Sequence[Tensor]) -> list[_Piece]:
 
 def _in_order(finished: list[tuple[list[int], Any]]) -> Any:
     """Put the states of groups of sequences together, in the order of the sequences."""
-    order = torch.tensor([number for numbers, _ in finished for number in numbers], device="cpu").argsort()
-    if len({layout(state) for _, state in finished}) == 1:
-        return select(concatenate([state for _, state in finished]), order)
-    singles = [single for _, state in finished for single in split(state)]
-    return batch([singles[place] for place in order.tolist()])
+    singles = {number: single for numbers, state in finished for number, single in zip(numbers, split(state))}
+    return batch([singles[number] for number in range(len(singles))])

@@ -52,11 +52,33 @@ def measured(run: Path) -> list[dict[str, Any]]:
 
 def failure(capsys, *words: str) -> str:
     """Run a command that fails, and return the one message that it prints."""
+    capsys.readouterr()
     assert main(words) == 2
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     assert captured.err.startswith(f"recurra {words[0]}: ")
     return captured.err
+
+
+TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
+
+
+def train_on_text(folder: Path, name: str, experiment: str, vocabulary: str, model: str, epochs: int = 1) -> str:
+    """Train a model on a small corpus in `folder`; return the folder of the run."""
+    write_corpus(folder / "corpus", TEXT * 4)
+    data = f"{{path: {folder / 'corpus'}, batch_size: 2, segment_length: 4, {vocabulary}}}"
+    training = f"{{epochs: {epochs}, tensorboard: false, accelerator: cpu, threads: 1}}"
+    recipe = folder / f"{name}.yaml"
+    recipe.write_text(f"experiment: {experiment}\ndata: {data}\nmodel: {model}\ntraining: {training}\n")
+    assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
+    return str(folder / name)
+
+
+def write_corpus(folder: Path, train: str, valid: str | None = None, test: str | None = None) -> None:
+    """Write the texts of three splits, all the same unless they are given."""
+    folder.mkdir(exist_ok=True)
+    for split, text in (("train", train), ("valid", valid), ("test", test)):
+        (folder / f"{split}.txt").write_text(train if text is None else text, encoding="utf-8")
 
 
 TEXT_RECIPE = """
@@ -70,8 +92,7 @@ training: {max_steps: 2, epochs: 9, tensorboard: false, accelerator: cpu, thread
 @pytest.fixture
 def text_recipe(tmp_path):
     """A tiny language model on a tiny corpus."""
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_text("a b c a b d\n" * 5)
+    write_corpus(tmp_path, "a b c a b d\n" * 5)
     path = tmp_path / "recipe.yaml"
     path.write_text(TEXT_RECIPE.replace("CORPUS", str(tmp_path)))
     return path

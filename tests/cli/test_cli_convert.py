@@ -5,31 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.cli.conftest import failure
+from tests.cli.conftest import failure, train_on_text
 
 from recurra.cli import main
 from recurra.train.formats import _format_of
-
-TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
-RECIPE = """
-experiment: text-crt
-data: {path: corpus, batch_size: 2, segment_length: 4}
-model: {n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}
-training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
-"""
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Path:
     """A folder with a corpus and a finished run."""
     folder = tmp_path_factory.mktemp("convert")
-    (folder / "corpus").mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / "corpus" / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    (folder / "recipe.yaml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["train", "recipe.yaml", "--run-dir", "run"]) == 0
+    model = "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}"
+    train_on_text(folder, "run", "text-crt", "vocabulary: words", model)
     return folder
 
 

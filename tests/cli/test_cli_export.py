@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.cli.conftest import train_on_text
 
 pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
 
@@ -15,13 +16,6 @@ from recurra.cli import main
 from recurra.convert import from_huggingface
 from recurra.train.tasks.text import start_language_model
 
-TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
-RECIPE = """
-experiment: {experiment}
-data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
-model: {model}
-training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
-"""
 RUNS = {
     "words": (
         "text",
@@ -42,13 +36,7 @@ RUNS = {
 
 
 def _trained(name: str, folder: Path) -> str:
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    experiment, vocabulary, model = RUNS[name]
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(RECIPE.format(experiment=experiment, path=folder, vocabulary=vocabulary, model=model))
-    assert main(["train", str(recipe), "--run-dir", str(folder / "run")]) == 0
-    return str(folder / "run")
+    return train_on_text(folder, "run", *RUNS[name])
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.cli.conftest import train_on_text
 
 pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
@@ -26,14 +27,7 @@ from recurra.convert.export.onnx_file import OnnxModel, largest_difference, to_o
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
-TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 PROMPT = "the dog saw\n a naïve cat ran away"
-RECIPE = """
-experiment: {experiment}
-data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
-model: {model}
-training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
-"""
 RUNS = {
     "words": ("text", "vocabulary: words", "{n_layer: 1, d_model: 8, mixer: gru, mixer_options: {}}"),
     "crt": ("text-crt", "vocabulary: words", "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}"),
@@ -44,14 +38,8 @@ RUNS = {
 def runs(tmp_path_factory) -> Path:
     """Finished runs by name, and the exported files of one of them, whose graph is traced once for both forms."""
     folder = tmp_path_factory.mktemp("runs")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    for name, (experiment, vocabulary, model) in RUNS.items():
-        recipe = folder / f"{name}.yaml"
-        recipe.write_text(RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=model))
-        assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
+    for name, run in RUNS.items():
+        train_on_text(folder, name, *run)
     said, traced = io.StringIO(), []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(onnx_file, "to_onnx", lambda *given, **more: traced.append(to_onnx(*given, **more)) or traced[0])

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+from tests.cli.conftest import TEXT, failure, train_on_text
 
 from recurra import open_run
 from recurra.cli import generate, main
@@ -13,24 +14,14 @@ from recurra.decoding.steps import CompiledStep, prepare
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
-TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
-
-RECIPE = """
-experiment: {experiment}
-data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
-model: {model}
-training: {{epochs: 2, tensorboard: false, accelerator: cpu, threads: 1}}
-"""
-MODELS = {
-    "text": "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}",
-    "text-crt": "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, memory: ncgru, position: rnn-ncgru}",
-    "text-transformer-xl": "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [5]}",
-}
+GATELOOP = "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}"
+CRT = "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, memory: ncgru, position: rnn-ncgru}"
+TRANSFORMER_XL = "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [5]}"
 RUNS = {
-    "words": ("text", "vocabulary: words"),
-    "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264"),
-    "crt": ("text-crt", "vocabulary: words"),
-    "txl": ("text-transformer-xl", "vocabulary: words"),
+    "words": ("text", "vocabulary: words", GATELOOP),
+    "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264", GATELOOP),
+    "crt": ("text-crt", "vocabulary: words", CRT),
+    "txl": ("text-transformer-xl", "vocabulary: words", TRANSFORMER_XL),
 }
 
 
@@ -38,18 +29,9 @@ RUNS = {
 def runs(tmp_path_factory) -> dict[str, str]:
     """Finished runs by name; their corpora are gone."""
     folder = tmp_path_factory.mktemp("runs")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    for name, (experiment, vocabulary) in RUNS.items():
-        recipe = folder / f"{name}.yaml"
-        recipe.write_text(
-            RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=MODELS[experiment])
-        )
-        assert main(["train", str(recipe), "--run-dir", str(folder / name)]) == 0
-    shutil.move(corpus, folder / "moved")
-    return {name: str(folder / name) for name in RUNS}
+    made = {name: train_on_text(folder, name, *run, epochs=2) for name, run in RUNS.items()}
+    shutil.move(folder / "corpus", folder / "moved")
+    return made
 
 
 def output(capsys, *words: str) -> tuple[str, str]:
@@ -57,15 +39,6 @@ def output(capsys, *words: str) -> tuple[str, str]:
     capsys.readouterr()
     assert main(["generate", *words]) == 0
     return capsys.readouterr()
-
-
-def failure(capsys, *words: str) -> str:
-    capsys.readouterr()
-    assert main(["generate", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("recurra generate: ")
-    return captured.err
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -145,7 +118,7 @@ def test_a_state_goes_on_where_it_stood(capsys, runs, tmp_path):
     assert (first.removesuffix("\n") + second).split() == whole.split()
     # and goes on with more text
     assert "read 3 tokens" in output(capsys, runs["crt"], "--load-state", file, "--prompt", "a cat\n").err
-    message = failure(capsys, runs["txl"], "--load-state", file)
+    message = failure(capsys, "generate", runs["txl"], "--load-state", file)
     assert "is of another model (CompactRecurrentTransformer against TransformerXL)" in message
 
 
@@ -180,9 +153,6 @@ def test_an_empty_prompt_is_no_prompt(capsys, runs):
     assert output(capsys, *words, "--prompt", "").out == output(capsys, *words).out
 
 
-# --- the run's folder ---
-
-
 # --- errors ---
 
 
@@ -201,7 +171,7 @@ def test_an_empty_prompt_is_no_prompt(capsys, runs):
     ],
 )
 def test_mistakes_are_told_plainly(capsys, runs, words, message):
-    assert message in failure(capsys, runs["words"], "--prompt", "a", *words)
+    assert message in failure(capsys, "generate", runs["words"], "--prompt", "a", *words)
 
 
 def test_only_text_is_generated(capsys, tmp_path):
@@ -214,8 +184,8 @@ def test_only_text_is_generated(capsys, tmp_path):
     )
     assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "tokenizer.json").exists()
-    assert "a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
-    assert "expected the folder of a run" in failure(capsys, str(tmp_path / "nowhere"))
+    assert "a run of memory-horizon; expected one over text" in failure(capsys, "generate", str(tmp_path / "run"))
+    assert "expected the folder of a run" in failure(capsys, "generate", str(tmp_path / "nowhere"))
 
 
 def test_drafts_of_another_run(capsys, runs):
@@ -257,7 +227,7 @@ def test_continuations_that_cannot_be(runs, capsys, tmp_path):
 
 def test_weights_for_the_cpu_are_refused_elsewhere(capsys, monkeypatch, runs):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    said = failure(capsys, runs["words"], "--device", "cuda", "--weights", "int8")
+    said = failure(capsys, "generate", runs["words"], "--device", "cuda", "--weights", "int8")
     assert "--weights is int8 with --device cuda; expected --device cpu" in said
 
 

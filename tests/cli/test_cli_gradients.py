@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.conftest import failure
+from tests.cli.conftest import failure, write_corpus
 
 from recurra.analysis.gradient_flow import GradientFlow, measure_gradient_flow
 from recurra.cli import main
@@ -31,15 +31,8 @@ MODELS = {
 def runs(tmp_path_factory) -> dict[str, str]:
     """The folders of finished runs, one of each model."""
     folder = tmp_path_factory.mktemp("runs")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    texts = {
-        "train": (" the cat sat on a mat ", 12),
-        "valid": (" a mat on the cat sat ", 3),
-        "test": (" the cat sat on a mat ", 5),
-    }
-    for split, (line, n_lines) in texts.items():
-        (corpus / f"{split}.txt").write_text((line + "\n") * n_lines)
+    corpus, line = folder / "corpus", " the cat sat on a mat \n"
+    write_corpus(corpus, line * 12, " a mat on the cat sat \n" * 3, line * 5)
     for name, (experiment, model) in MODELS.items():
         recipe = folder / f"{name}.yaml"
         recipe.write_text(RECIPE.format(experiment=experiment, corpus=corpus, model=model))

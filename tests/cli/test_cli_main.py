@@ -1,6 +1,7 @@
-"""`recurra` itself: which commands there are, and how errors come out."""
+"""`recurra` itself: which commands there are, how errors come out, what `info` and `recipes` print."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.conftest import failure
+from tests.processes import in_new_interpreter
 
-from recurra.cli import main
+from recurra.cli import _let_threads_sleep, main
+from recurra.train.recipe import find_recipe, recipe_names
 
 
 def test_the_commands_are_listed(capsys):
@@ -138,3 +141,55 @@ def test_a_reader_that_goes_away_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_info_names_versions_backends_and_mixers(capsys):
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    for word in ("torch", "reference on cpu", "gateloop", "memory-horizon"):
+        assert word in text
+    assert re.search(r"^triton on cpu +no: Triton", text, re.MULTILINE)
+
+
+def test_all_recipes_are_listed_with_their_variants(capsys):
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in recipe_names())
+    assert next(line for line in out.splitlines() if "ptb/transformers " in line).split("│")[2].strip() == "36"
+
+
+def test_one_recipe_is_printed_as_it_is(capsys):
+    assert main(["recipes", "demo/fixed"]) == 0
+    assert capsys.readouterr().out == find_recipe("demo/fixed").read_text(encoding="utf-8")
+
+
+# --- threads ---
+
+
+def test_openmp_reads_it():
+    program = """
+import ctypes, importlib.util, os, pathlib, sys
+for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+    os.environ.pop(name, None)
+os.environ["OMP_DISPLAY_ENV"] = "verbose"
+from recurra.cli import main
+main(["--version"])
+assert "torch" not in sys.modules
+folder = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "lib"
+for library in folder.glob("libgomp*"):  # torch loads it, but takes seconds
+    ctypes.CDLL(str(library))
+"""
+    said = in_new_interpreter(program)
+    assert "GOMP_SPINCOUNT = '1000'" in said or sys.platform != "linux"  # elsewhere torch has another OpenMP
+
+
+@pytest.mark.parametrize(
+    ("variables", "loaded", "spins"),
+    [({"GOMP_SPINCOUNT": "7"}, False, "7"), ({"OMP_WAIT_POLICY": "passive"}, False, None), ({}, True, None)],
+)
+def test_what_was_chosen_before_stays(monkeypatch, variables, loaded, spins):
+    environment = dict(variables)
+    monkeypatch.setattr("os.environ", environment)
+    monkeypatch.setattr(sys, "modules", {"torch": None} if loaded else {})
+    _let_threads_sleep()
+    assert environment.get("GOMP_SPINCOUNT") == spins

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import failure
+from tests.cli.conftest import failure, write_corpus
 
 from recurra.cli import main
 
@@ -25,9 +25,7 @@ def workplace(tmp_path_factory) -> Path:
     """A folder with a corpus, a family of recipes, and a finished run of each of its rows where it is looked for."""
     folder = tmp_path_factory.mktemp("segments")
     (folder / "recipes" / "toy").mkdir(parents=True)
-    (folder / "corpus").mkdir()
-    for split, n_lines in (("train", 12), ("valid", 3), ("test", 4)):
-        (folder / "corpus" / f"{split}.txt").write_text(" the cat sat on a mat \n" * n_lines)
+    write_corpus(folder / "corpus", *(" the cat sat on a mat \n" * n_lines for n_lines in (12, 3, 4)))
     (folder / "recipes" / "toy" / "family.yaml").write_text(FAMILY)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

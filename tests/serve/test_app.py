@@ -43,7 +43,9 @@ def run(tmp_path_factory) -> Path:
 
 def test_a_run_is_served_logged_and_kept_until_a_signal(run, tmp_path):
     words = ["serve", str(run), "--port", "0", "--weights", "model", "--threads", "1", "--log-file", "log.jsonl"]
-    program = Program(f"import sys; from recurra.cli import main; sys.exit(main({words!r}))", tmp_path)
+    code = "import sys; from recurra.cli import main, serve; run = serve.serve_runs; said = lambda: print('ready')\n"
+    code += f"serve.serve_runs = lambda *given: run(*given, said); sys.exit(main({words!r}))"
+    program = Program(code, tmp_path)
     while not (said := re.search(r"serving tiny at (http\S+)", program._written[1].read_text())):
         assert program._process.is_alive(), program.wait().said
         time.sleep(0.01)
@@ -59,6 +61,7 @@ def test_a_run_is_served_logged_and_kept_until_a_signal(run, tmp_path):
     program.send(signal.SIGTERM)
     ended = program.wait()
     assert "Traceback" not in ended.said
+    assert ended.stdout == "ready\n"
     trained = open_run(run)
     stream = Stream(trained.model, trained.tokenizer)
     stream.feed("the company")

@@ -134,16 +134,6 @@ def test_a_list_names_sessions_whatever_their_values_are(models, file):
     assert [one["position"] for one in listed].count(None) == 15
 
 
-def test_the_tables_refuse_wrong_types_and_numbers(file):
-    n_refused = 0
-    for statement in EDITS.values():
-        with contextlib.suppress(sqlite3.IntegrityError):
-            edit(file, "BEGIN", statement, "ROLLBACK")
-            continue
-        n_refused += 1
-    assert n_refused == 14
-
-
 def zeros(content: bytes, start: int, n: int) -> bytes:
     return content[:start] + bytes(n) + content[start + n :]
 
@@ -370,23 +360,4 @@ def test_what_fits_alone_does_not_fail_with_what_does_not(monkeypatch):
     with pytest.raises(OSError, match="is full; expected at least 24720 bytes"):
         large.result(10)
     assert kept.submit(lambda database: database.execute("SELECT count(*) FROM t").fetchone()).result(10) == (3,)
-    kept.close()
-
-
-def test_a_transaction_that_sqlite_has_undone_is_repeated_without_its_cause():
-    """SQLite may undo a whole transaction when the disk is full, with the save points in it."""
-
-    def undone(database: sqlite3.Connection) -> None:
-        database.execute("ROLLBACK")
-        raise sqlite3.OperationalError("database or disk is full")
-
-    kept, go_on = SessionStore(), threading.Event()
-    kept.submit(lambda _: go_on.wait(10))
-    record = store.SessionRecord("me", "a", "model", 1.0, 2.0, 0, 0, b"", b"")
-    calls = [kept.submit(store.write, record, store.TranscriptPart(0, b"", b"", b"")), kept.submit(undone)]
-    go_on.set()
-    assert calls[0].result(10) is None
-    with pytest.raises(OSError, match="is full"):
-        calls[1].result(10)
-    assert kept.submit(store.read, "me", "a").result(10) == (record, [])
     kept.close()

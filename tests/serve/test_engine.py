@@ -280,7 +280,7 @@ def test_all_requests_are_dropped_and_those_that_were_admitted_are_known():
     for one in (first, second):
         scheduler.add(one)
     assert not list(scheduler.admit())  # the first has something to read
-    assert scheduler.drop_all() == [(second, False), (first, True)]
+    assert scheduler.drop(lambda _: True) == [(second, False), (first, True)]
     assert scheduler.is_idle
 
 
@@ -297,20 +297,6 @@ def test_a_turn_keeps_a_bounded_number_of_marks():
         assert len(one.checkpoints) < _MOST_CHECKPOINTS
     assert one.checkpoints[-1] is places[-1]
     assert one.checkpoint_every > 16
-
-
-def test_prompts_are_read_in_turns():
-    scheduler = Scheduler(8, 8)
-    long, other = asked(10 * LONGEST_CHUNK), asked(2 * LONGEST_CHUNK)
-    scheduler.add(long)
-    scheduler.add(other)
-    list(scheduler.admit())
-    order = []
-    for _ in range(4):
-        piece = scheduler.next_chunk(False)
-        order.append(piece.requests[0])
-        scheduler.complete(piece)
-    assert order == [long, other, long, other]
 
 
 def test_short_prompts_are_read_side_by_side_and_models_apart():

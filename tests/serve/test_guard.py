@@ -194,28 +194,6 @@ def test_a_flood_of_pipelined_requests_is_dropped(serving, connect):
     )
 
 
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("[::1]", "::1"),
-        ("[::1]:8000", "::1"),
-        ("LOCALHOST:1", "localhost"),
-        ("[::1]evil.com", None),
-        ("[::1]:80evil.com", None),
-        ("[::1]:80:1", None),
-        ("evil.com[::1]", None),
-        ("[[::1]]", None),
-        ("localhost:evil.com", None),
-        ("localhost:80:evil.com", None),
-        ("127.0.0.1]", None),
-        ("[]", ""),
-        ("", ""),
-    ],
-)
-def test_only_a_name_with_a_port_names_a_host(host, name):
-    assert guard._host_name(host) == name
-
-
 def test_large_bodies_give_their_memory_back(serving, monkeypatch):
     trimmed = []
     monkeypatch.setattr(guard, "return_free_memory", lambda: trimmed.append(time.monotonic()))

@@ -89,7 +89,9 @@ def test_the_number_of_tokens_is_bounded(serving):
 
 def test_other_names_of_the_host_are_refused_without_a_key(serving):
     running = serving()
-    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]:1", "[::1]evil.example", ""):
+    foreign = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]:1", "[::1]evil.example", "", "[]"]
+    foreign += ["[::1]:80evil.example", "[::1]:80:1", "evil.example[::1]", "[[::1]]", "127.0.0.1]"]
+    for host in (*foreign, "localhost:evil.example", "localhost:80:evil.example"):
         assert running.client(host=host).get("/v1/models").status_code == 403
     for host in ("127.0.0.1:1", "LOCALHOST", "[::1]:8000"):
         assert running.client(host=host).get("/v1/models").status_code == 200

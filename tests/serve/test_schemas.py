@@ -71,16 +71,6 @@ def test_chains_take_linear_time_in_any_order(monkeypatch, begin):
     assert len(seen) < 4 * len(chain)
 
 
-def test_an_enum_is_looked_at_once_for_all_arguments(monkeypatch):
-    looked, type_of = [], _schemas._type_of
-    monkeypatch.setattr(_schemas, "_type_of", lambda value: looked.append(value) or type_of(value))
-    properties = {f"a{n}": N for n in range(100)}
-    types = _schemas.ArgumentTypes({"properties": properties, "$defs": {"n": {"enum": [*range(1000)]}}})
-    for _ in range(3):
-        assert types.convert(dict.fromkeys(properties, "7")) == dict.fromkeys(properties, 7)
-    assert len(looked) <= 1000
-
-
 def test_endless_schemas_are_refused_by_name():
     models = [scripted(kind, template(kind)) for kind in WRITTEN]
     endless_form = {"type": "json_schema", "json_schema": {"schema": needing(a=to("#/properties/a"))}}

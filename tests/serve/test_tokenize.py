@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, and names of models with slashes."""
+"""Texts and tokens: /tokenize and /detokenize, the start of a text, and names of models with slashes."""
 
 import pytest
 from tests.starting_tokenizers import with_start
@@ -61,3 +61,46 @@ def test_a_model_s_name_may_have_slashes(running):
     assert api.models.retrieve("org/letters").id == "org/letters"
     assert api.completions.create(model="org/letters", prompt="a", max_tokens=1).model == "org/letters"
     assert client.get("/v1/models/org/other").json()["error"]["code"] == "model_not_found"
+
+
+# --- a tokenizer that puts a token in front of a text: once, where a stream begins ---
+
+N = len(TOKENIZER.encode("a cat"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n_tokens"),
+    [("a cat", N + 1), ("<bos>a cat", N + 1), ("", 1), (TOKENIZER.encode("a cat").tolist(), N)],
+    ids=["text", "text that has it", "nothing", "tokens"],
+)
+def test_a_completion_begins_with_the_start_of_a_text(running, prompt, n_tokens):
+    body = {"model": "starting", "prompt": prompt, "max_tokens": 1}
+    usage = running.client().post("/v1/completions", json=body).json()["usage"]
+    assert usage["prompt_tokens"] == n_tokens
+
+
+def test_a_session_begins_with_it_and_goes_on_without(running):
+    client = running.client()
+    client.post("/v1/sessions", json={"name": "mine"})
+    for n_tokens in (N + 1, 2 * N + 1):
+        client.post("/v1/sessions/mine/feed", json={"text": "a cat"})
+        assert client.get("/v1/sessions/mine").json()["position"] == n_tokens
+    tokens = client.get("/v1/sessions/mine/transcript").json()["tokens"]
+    assert [token["id"] for token in tokens] == [*TOKENIZER.start, *TOKENIZER.encode("a cat").tolist() * 2]
+
+
+def test_a_session_that_moves_on_while_a_text_is_encoded_refuses_it(running, monkeypatch):
+    """Otherwise the text would be read in the middle of a stream as if it began one."""
+    client = running.client()
+    client.post("/v1/sessions", json={"name": "other"})
+    served = running.service.models["starting"]
+
+    def slow(text, *, is_first, encode=served.encode):
+        if text == "a cat":
+            assert client.post("/v1/sessions/other/feed", json={"text": "the dog"}).status_code == 200
+        return encode(text, is_first=is_first)
+
+    monkeypatch.setattr(served, "encode", slow)
+    monkeypatch.setattr("recurra.serve._bodies._SHORT_TEXT", 0)
+    answer = client.post("/v1/sessions/other/feed", json={"text": "a cat"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")

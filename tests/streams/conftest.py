@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.contracts.conftest import OPTIONS
 from torch import nn
 
 import recurra
@@ -14,24 +15,6 @@ from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 VOCABULARY = 23
 SEGMENT = 5
-
-OPTIONS: dict[str, dict] = {
-    "gateloop-attention": {"window": 5},
-    "gla": {"n_heads": 2},
-    "h3": {"d_state": 6},
-    "hyena": {"window": 5},
-    "reformer": {"window": 5, "n_heads": 2},
-    "mamba2": {"d_state": 5},
-    "mamba2-attention": {"d_state": 5, "n_heads": 2, "window": 5},
-    "mamba3": {"d_state": 4},
-    "rotary-attention": {"window": 5, "n_heads": 2},
-    "gated-attention": {"window": 5, "n_heads": 2},
-    "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
-    "mla": {"window": 5, "n_heads": 2},
-    "mlstm": {"n_heads": 2},
-    "retnet": {"n_heads": 2},
-    "zamba2": {"d_state": 5, "n_heads": 2, "window": 5},
-}
 
 
 def _language_model(mixer: str) -> nn.Module:

@@ -82,7 +82,6 @@ def test_ties_and_tokens_that_are_ruled_out():
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_logits_of_any_size(kind):
-    """Values of all magnitudes fall into few bins, again and again."""
     sizes = 2.0 ** torch.linspace(-100, 100, 900)
     logits = (sizes * torch.randn(len(SETTINGS), 900).sign()).to(kind)
     chosen = choose(logits, rows_of(SETTINGS, 900), backend="numba")

@@ -100,9 +100,6 @@ def test_a_bias_for_a_token_that_does_not_exist():
         sample(torch.zeros(4), SamplingConfig(logit_bias={4: 1.0}), generator())
 
 
-# --- temperature ---
-
-
 # --- top-k ---
 
 

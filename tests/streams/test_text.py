@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.streams.continuation import GenerationConfig, TextPieces, _StopText
+from recurra.streams.continuation import GeneratedText, GenerationConfig, TextPieces
 
 
 def pieces_of(tokenizer, tokens, before=()):
@@ -102,13 +102,20 @@ def test_a_byte_that_is_no_letter_holds_nothing_back():
 # --- texts to stop at ---
 
 
+class Pieces(list):
+    """A tokenizer whose tokens are the numbers of these texts."""
+
+    def decode(self, tokens):
+        return "".join(self[token] for token in tokens)
+
+
 def run_to_stop(stops, pieces):
-    stop, out = _StopText(stops), []
-    for piece in pieces:
-        out.append(stop.add(piece))
-        if stop.found:
+    text, out = GeneratedText(Pieces(pieces), (), stops), []
+    for token in range(len(pieces)):
+        out.append(text.add(token))
+        if text.is_over:
             return "".join(out), True
-    return "".join([*out, stop.flush()]), False
+    return "".join([*out, text.flush()]), False
 
 
 @given(
@@ -129,22 +136,15 @@ def test_the_text_ends_at_the_first_stop(pieces, stops):
 
 
 def test_what_cannot_be_a_stop_is_not_held_back():
-    stop = _StopText(["\nQ:"])
-    assert [stop.add(piece) for piece in ["hello", "\n", "world", "\n", "Q", "q"]] == [
-        "hello",
-        "",
-        "\nworld",
-        "",
-        "",
-        "\nQq",
-    ]
+    pieces = Pieces(["hello", "\n", "world", "\n", "Q", "q"])
+    text = GeneratedText(pieces, (), ["\nQ:"])
+    assert [text.add(token) for token in range(6)] == ["hello", "", "\nworld", "", "", "\nQq"]
 
 
 def test_a_stop_that_is_no_list_is_refused():
     """Its letters would be the stops."""
-    for build in (_StopText, lambda stop: GenerationConfig(stop=stop)):
-        with pytest.raises(ValueError, match="stop is 'END'; expected texts in a list"):
-            build("END")
+    with pytest.raises(ValueError, match="stop is 'END'; expected texts in a list"):
+        GenerationConfig(stop="END")
 
 
 @pytest.mark.parametrize("text", ["日本", "\n日", "\n🙂é", "日本語のテキスト" * 9, "a\n日a本" * 20])

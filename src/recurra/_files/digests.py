@@ -70,28 +70,22 @@ def checked_stamp(content: Mapping[str, Any], name: str, hint: str = "") -> dict
     return inside
 
 
-def write_stamped(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> None:
+def write_stamped(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with its digest as the last key, whole or not at all. Raises OSError."""
-    write_json(path, stamped(content), indent=indent)
+    write_json(path, stamped(content))
 
 
 def read_stamped(
-    path: Path,
-    what: str = "",
-    *,
-    version: object = None,
-    most_bytes: int = MOST_BYTES,
-    allow_nan: bool = False,
-    hint: str = "",
+    path: Path, *, version: object = None, most_bytes: int = MOST_BYTES, allow_nan: bool = False, hint: str = ""
 ) -> dict[str, Any]:
     """Read a JSON object as `read_json`, compare it with its digest, and return it without.
 
     version: what the key `format` has to be; None asks for no such key.
     """
-    content = read_json(path, what, most_bytes=most_bytes, allow_nan=allow_nan, hint=hint)
+    content = read_json(path, most_bytes=most_bytes, allow_nan=allow_nan, hint=hint)
     if version is not None and content.get("format") != version:
         raise ValueError(sentence(f"the format of {path}", repr(content.get("format")), repr(version), hint))
-    return checked_stamp(content, f"{what} {path}" if what else str(path), hint)
+    return checked_stamp(content, str(path), hint)
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any], patterns: Iterable[str]) -> None:

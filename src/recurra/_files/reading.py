@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from recurra.checks import kind_of, sentence
 
@@ -85,14 +85,14 @@ def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bo
     return content
 
 
-def read_yaml(path: Path, what: str = "", *, most_bytes: int = _MOST_YAML_BYTES, hint: str = "") -> dict[str, Any]:
+def read_yaml(path: Path, what: str = "") -> dict[str, Any]:
     """Read a YAML file of keys and values, otherwise as `read_text`."""
-    text = read_text(path, what, most_bytes=most_bytes, hint=hint)
-    content: dict[str, Any] = parse_yaml(text, _name(path, what), kind=dict, hint=hint)
+    text = read_text(path, what, most_bytes=_MOST_YAML_BYTES)
+    content: dict[str, Any] = parse_yaml(text, _name(path, what), kind=dict)
     return content
 
 
-def parse_yaml(text: str, name: str, *, kind: type | None = None, hint: str = "") -> Any:
+def parse_yaml(text: str, name: str, *, kind: type | None = None) -> Any:
     """Read YAML from a text that is called `name` in messages, of any type unless `kind` is given."""
     import yaml  # of the extra train: the core reads JSON alone
 
@@ -101,9 +101,9 @@ def parse_yaml(text: str, name: str, *, kind: type | None = None, hint: str = ""
         content = yaml.load(text, _yaml_loader())
     # PyYAML lets the errors of its constructors through: !!bool x is a KeyError, 2001-99-99 a ValueError.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected, hint)) from error
+        raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected)) from error
     if kind is not None and not isinstance(content, kind):
-        raise ValueError(sentence(name, f"YAML, but {kind_of(content)}", expected, hint))
+        raise ValueError(sentence(name, f"YAML, but {kind_of(content)}", expected))
     return content
 
 
@@ -206,14 +206,14 @@ def one_line(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_NAMES = {int: "a whole number", float: "a number", str: "a string", dict: "an object"}
 
 
 def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: str, *, finite: bool = True) -> None:
     """Compare those keys of an object from JSON, `name` in messages, that have a declared type with it.
 
-    types: by key, as `get_type_hints` gives them: int, float, str, bool, None, Any, lists, dictionaries, classes such
-    as Tensor, and unions of these. finite: refuse numbers that are not finite.
+    types: by key: int, float, str, a dictionary of one of these or Any, or a union of one with None. finite: refuse
+    numbers that are not finite.
     """
     for key, value in content.items():
         if key in types:
@@ -224,35 +224,15 @@ def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: s
 
 
 def _require(value: Any, hint: Any, name: str, finite: bool) -> None:
-    kind, inside = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, UnionType):
-        _require_one_of(value, inside, name, finite)
-    elif kind is dict:
-        _require_kind(isinstance(value, dict), name, value, "an object")
-        for key, item in value.items():
-            _require(key, inside[0] if inside else Any, f"a key of {name}", finite)
-            _require(item, inside[1] if inside else Any, f"{name}.{key}", finite)
-    elif kind is list:
-        _require_kind(isinstance(value, list), name, value, "a list")
-        for place, item in enumerate(value):
-            _require(item, inside[0] if inside else Any, f"{name}[{place}]", finite)
-    elif kind is not Any:
-        is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-        fits = is_number if kind in (int, float) else isinstance(value, kind)
-        _require_kind(fits, name, value, _NAMES.get(kind, f"a {kind.__name__}"))
-        if finite and kind is float and not math.isfinite(value):
-            raise ValueError(sentence(name, repr(value), "a finite number"))
-
-
-def _require_one_of(value: Any, hints: tuple[Any, ...], name: str, finite: bool) -> None:
-    """Compare with a union: of numbers with the widest, else with what has the value's own kind."""
+    hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if value is None and NoneType in hints:
         return
-    choices = [hint for hint in hints if hint is not NoneType]
-    of_kind = [hint for hint in choices if (get_origin(hint) is list) == isinstance(value, list)]
-    _require(value, float if float in choices else (of_kind or choices)[0], name, finite)
-
-
-def _require_kind(fits: bool, name: str, value: object, expected: str) -> None:
-    if not fits:
-        raise ValueError(sentence(name, kind_of(value), expected))
+    (hint,) = (one for one in hints if one is not NoneType)
+    kind = get_origin(hint) or hint
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        raise ValueError(sentence(name, kind_of(value), _NAMES[kind]))
+    if finite and kind is float and not math.isfinite(value):
+        raise ValueError(sentence(name, repr(value), "a finite number"))
+    if isinstance(value, dict) and get_args(hint)[1] is not Any:
+        for key, item in value.items():
+            _require(item, get_args(hint)[1], f"{name}.{key}", finite)

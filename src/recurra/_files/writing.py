@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,24 +52,14 @@ def replace_files(contents: dict[Path, bytes]) -> None:
     The last one is the one without which the others are not read. It is removed before they change, so that a process
     killed in between leaves nothing that is taken for whole. Raises OSError.
     """
-    temporaries = {path: _temporary_of(path) for path in contents}
     *_, last = contents
-    try:
-        for path, temporary in temporaries.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with naming(path), temporary.open("xb") as file:
-                file.write(contents[path])
-                file.flush()
-                os.fsync(file.fileno())
+    with ExitStack() as stack:
+        for path in reversed(contents):  # the stack ends the first one first
+            file = stack.enter_context(replacing(path))
+            file.write(contents[path])
+            file.flush()
+            os.fsync(file.fileno())
         last.unlink(missing_ok=True)
-        for path, temporary in temporaries.items():
-            os.replace(temporary, path)
-        for folder in {path.parent for path in contents}:
-            with naming(folder):
-                sync_folder(folder)
-    finally:
-        for temporary in temporaries.values():
-            temporary.unlink(missing_ok=True)
 
 
 def _temporary_of(path: Path) -> Path:

@@ -20,7 +20,7 @@ COMMANDS = {
     "train": (_parsers.train, "train:train", "train a recipe, or resume a run"),
     "sweep": (_parsers.sweep, "sweep:sweep", "train a recipe with a grid of values and compare the runs"),
     "compare": (_parsers.compare, "compare:compare", "train a recipe with several mixers and print one table"),
-    "eval": (_parsers.evaluate, "evaluate:evaluate", "score a trained run on a split"),
+    "eval": (_parsers.evaluate, "train:evaluate", "score a trained run on a split"),
     "generate": (_parsers.generate, "generate:generate", "generate text with a trained run"),
     "serve": (_parsers.serve, "serve:serve", "serve trained runs over HTTP, with a page for inspecting them"),
     "explore": (_parsers.explore, "serve:explore", "inspect runs in the browser: surprisal, gates, forks, a game"),

@@ -2,11 +2,9 @@
 
 import os
 import threading
-import time
-import urllib.request
 import webbrowser
 from argparse import Namespace
-from collections.abc import Callable
+from dataclasses import fields
 
 from recurra._files.reading import read_text
 from recurra.checks import sentence
@@ -30,19 +28,10 @@ def _settings(arguments: Namespace) -> ServeSettings:
             got = f"{path}, with a line that contains spaces" if of_file else f"{path}, which has no key"
             raise ValueError(sentence("--api-key-file", got, "a file with one API key per line and nothing else"))
         keys += of_file
-    return ServeSettings(
-        host=arguments.host,
-        port=arguments.port,
-        api_keys=tuple(keys),
-        sessions_file=arguments.sessions or find_run(arguments.runs[0]) / "sessions.sqlite",
-        max_streams=arguments.max_streams,
-        max_queue=arguments.max_queue,
-        max_tokens=arguments.max_tokens,
-        prefix_cache_bytes=arguments.prefix_cache_bytes,
-        max_connections=arguments.max_connections,
-        header_seconds=arguments.header_seconds,
-        body_seconds=arguments.body_seconds,
-    )
+    sessions_file = arguments.sessions or find_run(arguments.runs[0]) / "sessions.sqlite"
+    names = {field.name for field in fields(ServeSettings)} & vars(arguments).keys()
+    given = {name: getattr(arguments, name) for name in names}
+    return ServeSettings(api_keys=tuple(keys), sessions_file=sessions_file, **given)
 
 
 def explore(arguments: Namespace) -> int:
@@ -53,9 +42,10 @@ def explore(arguments: Namespace) -> int:
     for run in arguments.runs:
         find_run(run)
     print(f"loading; the explorer will be at {address} (Ctrl+C stops it)", flush=True)
-    if not arguments.no_browser:
-        threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()
-    return serve_runs(arguments.runs, _settings(arguments), arguments, arguments.overrides)
+    given = arguments.runs, _settings(arguments), arguments, arguments.overrides
+    if arguments.no_browser:
+        return serve_runs(*given)
+    return serve_runs(*given, threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start)
 
 
 def _page_address(host: str, port: int) -> str:
@@ -63,17 +53,3 @@ def _page_address(host: str, port: int) -> str:
         raise ValueError("--port is 0; expected a fixed port: the page finds its streams only at the same address")
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # every address of this machine, this one among them
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def _open_when_ready(address: str, open_page: Callable[[str], object], *, seconds: float = 300) -> bool:
-    """Wait until a server answers, and open its page; return whether it did."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look on its own machine
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            with direct.open(f"{address}health", timeout=5):
-                open_page(address)
-                return True
-        except OSError:
-            time.sleep(0.2)
-    return False

@@ -1,4 +1,4 @@
-"""`recurra train` and `recurra recipes`: train a recipe, resume a run, or list what can be trained."""
+"""`recurra train`, `eval` and `recipes`: train a recipe, resume or score a run, or list what can be trained."""
 
 import itertools
 import math
@@ -10,16 +10,20 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 
+import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from recurra._choices import TEMPERATURES
 from recurra._files.reading import read_text, read_yaml
+from recurra.cli._parsers import TRIED
+from recurra.cli._tables import print_table
 from recurra.data.text import TextData
-from recurra.train._process import is_first_launched, keep_large_blocks, n_launched
+from recurra.train._process import chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.train.loop import Trainer
 from recurra.train.recipe import find_recipe, recipe_help, recipe_names
-from recurra.train.run import resume_run, start_run
+from recurra.train.run import DETAILS, open_run, resume_run, score_run, start_run, write_scores
 
 
 def train(arguments: Namespace) -> int:
@@ -120,6 +124,32 @@ def _is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(x in text for x in lost)
 
 
+def evaluate(arguments: Namespace) -> int:
+    device = chosen_device(arguments.device, "--device")
+    keep_large_blocks()
+    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=arguments.overrides)
+    torch.backends.cudnn.allow_tf32 = False  # as in training
+    trained.model.to(device)
+    temperature = arguments.temperature
+    if temperature == "valid":
+        temperature = trained.task.best_temperature(trained)
+        if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
+            print(
+                f"T = {temperature:g} is at the edge of the range tried, {TRIED}; T beyond it may be better",
+                file=sys.stderr,
+            )
+    scores = score_run(trained, arguments.split, temperature=temperature)
+    write_scores(trained.folder, scores)
+    table = Table("score", "value", title=trained.name, show_header=False)
+    shown = {key: value for key, value in scores.items() if value not in (None, {}, []) and key not in DETAILS}
+    for name, value in shown.items():
+        table.add_row(name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else str(value))
+    print_table(arguments.style, [{"run": trained.name, **shown}], table)
+    for path in trained.task.figures_of_scores(trained, arguments.split, scores):
+        print(path, file=sys.stderr if arguments.style else sys.stdout)
+    return 0
+
+
 def recipes(arguments: Namespace) -> int:
     if arguments.name is not None:
         print(read_text(find_recipe(arguments.name)), end="")
@@ -132,9 +162,8 @@ def recipes(arguments: Namespace) -> int:
         path = find_recipe(recipe)
         axes = read_yaml(path).get("axes", {})  # of a family
         comment = itertools.takewhile(lambda line: line.strip("# "), read_text(path).splitlines())
-        first_sentence = re.split(r"(?<!et al)\. ", " ".join(line.removeprefix("# ") for line in comment))[0].rstrip(
-            "."
-        )
+        text = " ".join(line.removeprefix("# ") for line in comment)
+        first_sentence = re.split(r"(?<!et al)\. ", text)[0].rstrip(".")
         table.add_row(recipe, str(math.prod(map(len, axes.values()))) if axes else "", first_sentence)
     console.print(table)
     return 0

@@ -108,7 +108,14 @@ def _store_failed(error: Exception) -> ApiError:
     return ApiError(503, message, code="sessions_file_failed", retry_after=1)
 
 
-def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
+def serve_runs(
+    paths: Sequence[str],
+    settings: ServeSettings,
+    arguments: Namespace,
+    overrides: Sequence[str],
+    ready: Callable[[], object] = lambda: None,
+) -> int:
+    """Serve runs until a signal; call `ready` once clients can connect."""
     keep_large_blocks()
     weights = None if arguments.weights == "model" else arguments.weights
     dtypes = {"kv_cache_dtype": arguments.kv_cache_dtype, "state_dtype": arguments.state_dtype}
@@ -120,7 +127,7 @@ def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespa
             raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
         return models
 
-    run_service(load, settings, _threads_of_model(arguments.threads), log_file=arguments.log_file)
+    run_service(load, settings, _threads_of_model(arguments.threads), log_file=arguments.log_file, ready=ready)
     return 0
 
 
@@ -156,8 +163,9 @@ def run_service(
     threads: int | None = None,
     *,
     log_file: Path | None = None,
+    ready: Callable[[], object] = lambda: None,
 ) -> None:
-    """Load models, warm them up, and serve them until SIGINT or SIGTERM."""
+    """Load models, warm them up, and serve them until SIGINT or SIGTERM; call `ready` once clients can connect."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     _set_up_log(log_file)
     listening_socket(settings).close()  # a port that is taken is found out before models are loaded
@@ -168,6 +176,7 @@ def run_service(
     host, port = listening.getsockname()[:2]
     address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
     print(f"serving {', '.join(service.models)} at {address}", file=sys.stderr, flush=True)
+    ready()
     uvicorn.Server(uvicorn_config(service)).run([listening])
 
 

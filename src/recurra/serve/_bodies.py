@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from recurra.checks import sentence
 from recurra.serve._call_grammar import calls_grammar
 from recurra.serve._grammar import Constraint, compile_grammar
-from recurra.serve._http import ApiError
+from recurra.serve._http import ApiError, refusal
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import Request, TokenDetails
 from recurra.serve._schemas import require_finite
@@ -177,8 +177,7 @@ class _SamplingBody(Body):
             raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
         last = max(self.logit_bias, default=0)
         if last >= model.vocabulary:
-            message = sentence("logit_bias", f"for token {last}", f"tokens from 0 to {model.vocabulary - 1}")
-            raise ApiError(400, message, param="logit_bias")
+            raise refusal("logit_bias", f"for token {last}", f"tokens from 0 to {model.vocabulary - 1}")
         seed = secrets.randbits(61) if self.seed is None else self.seed
         names = ("temperature", "repetition_penalty", "logit_bias", "presence_penalty", "frequency_penalty")
         sampling = SamplingConfig(**{name: getattr(self, name) for name in names})
@@ -288,7 +287,7 @@ class DetailsBody(Body):
 
     def token_details(self, model: ServedModel, answers: int = 0) -> TokenDetails:
         if self.details and not model.gate_layers:
-            raise ApiError(400, f"details is true; expected false: {model.name} has no transitions", param="details")
+            raise refusal("details", "true", "false", f"{model.name} has no transitions")
         return TokenDetails(self.surprise, self.alternatives, answers, self.channels if self.details else 0)
 
 
@@ -333,14 +332,13 @@ def require_tokens(model: ServedModel, **fields: list[int]) -> None:
     for name, tokens in fields.items():
         wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
         if wrong is not None:
-            message = sentence(name, f"a list with {wrong}", f"tokens from 0 to {model.vocabulary - 1}")
-            raise ApiError(400, message, param=name)
+            raise refusal(name, f"a list with {wrong}", f"tokens from 0 to {model.vocabulary - 1}")
 
 
 def require_generation(model: ServedModel) -> None:
     if not model.predicts_tokens:
-        message = f"model is {model.name!r}, which predicts classes; expected one that predicts tokens"
-        raise ApiError(400, message, code="cannot_generate", param="model")
+        got, expected = f"{model.name!r}, which predicts classes", "one that predicts tokens"
+        raise refusal("model", got, expected, code="cannot_generate")
 
 
 def require_collectable(*requests: Request, n_choices: int = 1) -> None:
@@ -352,10 +350,9 @@ def require_collectable(*requests: Request, n_choices: int = 1) -> None:
     n_read = sum(len(request.tokens) for request in requests if request.reports_prompt)
     n_tokens, each = n_written + n_read * n_choices, requests[0].numbers_per_token
     if n_tokens * each > _MOST_NUMBERS:
-        message = (
-            f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {_MOST_NUMBERS:,} in all"
-        )
-        raise ApiError(400, f"{message}: stream the answer, or ask for fewer tokens or less of each", param="stream")
+        got = f"false, for {n_tokens:,} tokens with {each} numbers each"
+        hint = "stream the answer, or ask for fewer tokens or less of each"
+        raise refusal("stream", got, f"{_MOST_NUMBERS:,} in all", hint)
 
 
 _SHOULD = re.compile(r"^\w+ should (be |have |match )?")

@@ -33,11 +33,9 @@ _KEY = re.compile(r"[^<>\n]{1,200}")
 
 
 def calls_grammar(form: AnswerForm, ends: list[str]) -> Lark | None:
-    """Return the grammar of an answer; None if it is unconstrained. Raises ApiError for unsupported schemas.
+    """Return the grammar of an answer; None unless a tool must be called or is strict.
 
-    Args:
-        form: constrained if a tool must be called or is strict.
-        ends: strings of several tokens that end an answer.
+    ends: strings of several tokens that end an answer. Raises ApiError for unsupported schemas.
     """
     if form.calls is None or not (form.is_forced or any(tool.strict for tool in form.tools)):
         return None

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
-from recurra.checks import sentence
 from recurra.serve._bodies import Body, JsonObject, MaxTokens, OpenAIBody, Text
-from recurra.serve._http import ApiError
+from recurra.serve._http import refusal
 from recurra.serve._model import ServedModel
 from recurra.serve._tools import AnswerForm, Tool
 
@@ -183,12 +182,12 @@ class ChatBody(_TemplateBody, OpenAIBody):
         tools = [Tool(one.name, one.parameters or _NO_PARAMETERS, bool(one.strict)) for one in functions]
         names, choice = [tool.name for tool in tools], self.tool_choice
         if len(set(names)) < len(names):
-            raise _refused("tools", f"two functions named {max(names, key=names.count)!r}", "different names")
+            raise refusal("tools", f"two functions named {max(names, key=names.count)!r}", "different names")
         named = choice.function.name if isinstance(choice, _NamedChoice) else None
         if named not in (None, *names):
-            raise _refused("tool_choice", f"the function {named!r}", "one of tools")
+            raise refusal("tool_choice", f"the function {named!r}", "one of tools")
         if choice == "required" and not tools:
-            raise _refused("tool_choice", "'required', without tools", "tools beside it")
+            raise refusal("tool_choice", "'required', without tools", "tools beside it")
         syntax = model.chat_format.calls if tools else None
         is_forced = named is not None or choice == "required"
         tools = [tool for tool in tools if named in (None, tool.name)]
@@ -196,10 +195,6 @@ class ChatBody(_TemplateBody, OpenAIBody):
         if is_forced and not model.chat_ends:  # after which call would it end?
             several = False
         return AnswerForm(model.chat_format.reasoning(prompt), syntax, tools, is_forced, several)
-
-
-def _refused(name: str, got: str, expected: str) -> ApiError:
-    return ApiError(400, sentence(name, got, expected), param=name)
 
 
 class TokenizeBody(_TemplateBody):

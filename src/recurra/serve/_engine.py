@@ -180,28 +180,26 @@ class Engine:
 
     def round(self) -> None:
         """Read a chunk of prompts, run a step of one batch, and deliver the events of both."""
+        now = time.monotonic()
         with self._lock:
-            dropped = self.scheduler.drop(time.monotonic())
+            dropped = self.scheduler.drop(lambda request: request.interruption(now))
             ready = list(self.scheduler.admit(bool(self._batches)))
             chunk = self.scheduler.next_chunk(bool(self._batches))
         for request, is_admitted in dropped:
-            self._drop(request, is_admitted, request.interruption(time.monotonic()) or "cancelled")
+            self._drop(request, is_admitted, request.interruption(now) or "cancelled")
         for request in ready:
             self._start_writing(request)
         if chunk is not None:
             self._read(chunk)
         if self._batches:
-            next_batch = self._batches.pop(self._next_batch())
+            # that of the owner whose turn it is; an owner's batches take turns, too
+            next_batch = min(self._batches, key=lambda one: self._turns.last(one.owners))
+            self._batches.remove(next_batch)
             self._batches.append(next_batch)
             self._turns.serve(next_batch.owners)
             self._write(next_batch)
             self._merge_batches()
         self._send()
-
-    def _next_batch(self) -> int:
-        """Return the index of the batch with the owner whose turn it is; an owner's batches take turns, too."""
-        served = [self._turns.last(one.owners) for one in self._batches]
-        return served.index(min(served))
 
     def _put(self, request: Request, *events: Event) -> None:
         self._outbox.setdefault(request, []).extend(events)
@@ -378,7 +376,7 @@ class Engine:
 
     def _end_all(self) -> None:
         with self._lock:
-            dropped = self.scheduler.drop_all()
+            dropped = self.scheduler.drop(lambda _: True)
         for request, is_admitted in dropped:
             self._drop(request, is_admitted, "cancelled")
         for group in self._batches:

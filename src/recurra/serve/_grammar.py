@@ -15,7 +15,7 @@ from torch import Tensor
 from recurra._files.reading import one_line
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
-from recurra.serve._http import ApiError
+from recurra.serve._http import ApiError, refusal
 from recurra.serve._tools import TAGS, AnswerForm
 
 if TYPE_CHECKING:
@@ -48,13 +48,7 @@ class Lark(str):
 
 
 class Constraint:
-    """What a grammar allows next in one text.
-
-    Args:
-        matcher: the grammar, at the start of the text.
-        n_tokens: tokens of the model.
-        ends: tokens that may come where the text is complete; they end it.
-    """
+    """What a grammar, with its matcher, allows next in one text; the tokens `ends` may end it where it is complete."""
 
     def __init__(self, matcher: LLMatcher, n_tokens: int, ends: Sequence[int] = ()) -> None:
         self._matcher, self._n_tokens, self._ends = matcher, n_tokens, list(ends)
@@ -112,7 +106,7 @@ def compile_grammar(
         from llguidance import LLMatcher, LLParserLimits
     except ImportError as error:
         hint = f'{error.name} is missing on this server: pip install "recurra[serve]"'
-        raise ApiError(501, sentence(field, "a grammar", "none", hint), param=field) from error
+        raise refusal(field, "a grammar", "none", hint, status=501) from error
     if isinstance(grammar, Lark):
         text = json.dumps({"grammars": [{"lark_grammar": grammar}]})
     elif isinstance(grammar, str):
@@ -135,7 +129,7 @@ def compile_grammar(
         raise ApiError(400, sentence(name, got, "a JSON schema that llguidance supports"), param=field)
     if reason:
         expected = "a JSON schema or regular expression that llguidance supports"
-        raise ApiError(400, sentence(field, f"a grammar that cannot be used ({reason})", expected), param=field)
+        raise refusal(field, f"a grammar that cannot be used ({reason})", expected)
     return constraint
 
 
@@ -161,8 +155,7 @@ def grammar_tokenizer(name: str, tokenizer: TextEncoder | None, n_tokens: int) -
 
     encode: Callable[[bytes], list[int]]
     if tokenizer is None:
-        got = f"{name}, which has no tokenizer"
-        raise ApiError(400, sentence("model", got, "one with a tokenizer: a grammar describes a text"), param="model")
+        raise refusal("model", f"{name}, which has no tokenizer", "one with a tokenizer: a grammar describes a text")
     n_spelled = min(len(tokenizer), n_tokens)
     if isinstance(tokenizer, BytePairEncoding):
         spelled = LLTokenizer(tokenizer.to_json(), eos_token=0)  # any: it is not used for the end of a text
@@ -177,7 +170,7 @@ def grammar_tokenizer(name: str, tokenizer: TextEncoder | None, n_tokens: int) -
         texts = [tokenizer.decode([token]) for token in range(n_spelled)]
         if "".join(texts) != tokenizer.decode(range(n_spelled)):
             got = f"{name}, whose tokens are words with blanks between them"
-            raise ApiError(400, sentence("model", got, "one whose tokens can spell any text"), param="model")
+            raise refusal("model", got, "one whose tokens can spell any text")
         tokens = [text.encode() for text in texts]
         encode = lambda text: tokenizer.encode(text.decode(errors="replace")).tolist()  # noqa: E731
     return LLTokenizer(TokenizerWrapper(_SpelledTokens([*tokens, *[b""] * (n_tokens - n_spelled)], encode)))

@@ -84,6 +84,13 @@ class ApiError(HTTPException):
         return JSONResponse(self.body(), self.status, headers)
 
 
+def refusal(
+    param: str, got: object, expected: str, hint: str = "", *, status: int = 400, code: str | None = None
+) -> ApiError:
+    """The error of a request whose field `param` does not fit."""
+    return ApiError(status, sentence(param, got, expected, hint), code=code, param=param)
+
+
 DISK_FULL = "disk_full"
 
 

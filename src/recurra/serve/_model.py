@@ -27,7 +27,7 @@ from recurra.decoding.steps import CompiledStep, TracedStep, prepare
 from recurra.mixers.base import Dim
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
-from recurra.serve._http import ApiError
+from recurra.serve._http import ApiError, refusal
 from recurra.serve._tools import ChatFormat
 from recurra.state import batch, n_bytes, split
 from recurra.streams.continuation import TextPieces, encode_first, first_tokens
@@ -69,11 +69,9 @@ class StreamState(NamedTuple):
 
 
 class ServedModel:
-    """A model prepared to serve streams, under a name.
+    """A language model prepared to serve streams, under the name that requests use.
 
     Args:
-        name: the name that requests use.
-        model: a language model in evaluation mode.
         tokenizer: None for a model that reads numbers.
         weights: dtype of the packed weights; None runs the model as it is.
         in_place: pack the model itself, freeing its weights.
@@ -208,12 +206,10 @@ class ServedModel:
         names = self._template_variables
         if tools and not ("tools" in names and self.chat_format.calls):
             why = "calls tools in no format that is known here" if "tools" in names else "knows no tools"
-            expected = f"none: the chat template of {self.name} {why}"
-            raise ApiError(400, sentence("tools", f"a list of {len(tools)}", expected), param="tools")
+            raise refusal("tools", f"a list of {len(tools)}", "none", f"the chat template of {self.name} {why}")
         if unknown := next((name for name in variables or () if name not in names - _OWN_VARIABLES), None):
             known = ", ".join(sorted(names - _OWN_VARIABLES)) or "none"
-            message = sentence("chat_template_kwargs", f"with {unknown!r}", f"variables of the chat template: {known}")
-            raise ApiError(400, message, param="chat_template_kwargs")
+            raise refusal("chat_template_kwargs", f"with {unknown!r}", f"variables of the chat template: {known}")
         try:
             unnamed = StrictUndefined("it uses eos_token, which a run does not name: write it into the template itself")
             own = {"messages": messages, "bos_token": "", "eos_token": unnamed, "tools": tools or None}

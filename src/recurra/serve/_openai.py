@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import fastapi
 from fastapi import APIRouter, Response
 
-from recurra.checks import sentence
 from recurra.serve._bodies import (
     CompletionBody,
     DetokenizeBody,
@@ -24,7 +23,7 @@ from recurra.serve._bodies import (
     require_tokens,
 )
 from recurra.serve._chat_bodies import ChatBody, TokenizeBody
-from recurra.serve._http import ApiError, request_failed
+from recurra.serve._http import ApiError, refusal, request_failed
 from recurra.serve._model import ServedModel
 from recurra.serve._requests import EndEvent, Event, Request, TokenDetails, TokenEvent
 from recurra.serve._service import By, Caller, Service
@@ -67,7 +66,7 @@ async def _completions(client: fastapi.Request, body: CompletionBody, by: By) ->
     """Continue one text or several."""
     served = by.service.model(body.model)
     if body.best_of not in (None, body.n):
-        raise ApiError(400, sentence("best_of", body.best_of, f"{body.n}, as n is"), param="best_of")
+        raise refusal("best_of", body.best_of, f"{body.n}, as n is")
     prompts = body.prompts if not isinstance(body.prompts[0], str) else await encode(served, *body.prompts)
     by.service.require_allowed(prompt=sum(map(len, prompts)), max_tokens=body.max_tokens)
     details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
@@ -82,8 +81,7 @@ async def _chat(client: fastapi.Request, body: ChatBody, by: By) -> Response:
     """Continue a chat."""
     served = by.service.model(body.model)
     if body.top_logprobs and not body.logprobs:
-        message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
-        raise ApiError(400, message, param="top_logprobs")
+        raise refusal("top_logprobs", body.top_logprobs, "logprobs true beside it")
     text = body.chat_text(served, body.messages)
     form = body.form(served, text)
     (prompt,) = await encode(served, text)
@@ -131,7 +129,7 @@ async def _requests(
     if body.n * len(prompts) > most:
         several = ("prompt", f"a list of {len(prompts)}, with {body.n} texts for each")
         name, got = ("n", body.n) if len(prompts) == 1 else several
-        raise ApiError(400, sentence(name, got, f"at most {most} at once"), param=name)
+        raise refusal(name, got, f"at most {most} at once")
     constraint, made = await body.constraint(served, form), []
     for index, prompt in enumerate(prompts):
         require_tokens(served, prompt=prompt)

@@ -20,7 +20,7 @@ from recurra.serve._bodies import (
     require_generation,
     require_tokens,
 )
-from recurra.serve._http import ApiError, request_failed
+from recurra.serve._http import ApiError, refusal, request_failed
 from recurra.serve._model import ServedModel, StreamState
 from recurra.serve._openai import number
 from recurra.serve._requests import EndEvent, Event, Request, TokenEvent, TokenLogprob
@@ -125,7 +125,7 @@ async def _feed(client: fastapi.Request, session: _Named, body: FeedBody, by: By
     start = session.state
     tokens = await _tokens(session, start, body, by)
     if not tokens:
-        raise ApiError(400, "text is empty; expected a text, or tokens, to read", param="text")
+        raise refusal("text", "empty", "a text, or tokens, to read")
     details = body.token_details(session.model, body.answers)
     request = Request(session.model, start, tokens, [], details)
     return await _answer(client, session, request, body.stream, by)

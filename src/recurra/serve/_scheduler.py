@@ -213,23 +213,15 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         self._reading.remove(request)
 
-    def drop(self, now: float) -> list[tuple[Request, bool]]:
-        """Take out requests that were cancelled or are late; the flag says whether they had been admitted."""
-        late = [request for line in self._waiting.values() for request in line if request.interruption(now)]
-        for request in late:
+    def drop(self, is_over: Callable[[Request], object]) -> list[tuple[Request, bool]]:
+        """Take out requests that are over; the flag says whether they had been admitted."""
+        waiting = [request for line in self._waiting.values() for request in line if is_over(request)]
+        for request in waiting:
             self._take_waiting(request)
-        late_reading = [request for request in self._reading if request.interruption(now)]
-        for request in late_reading:
+        reading = [request for request in self._reading if is_over(request)]
+        for request in reading:
             self._reading.remove(request)
-        return [(request, False) for request in late] + [(request, True) for request in late_reading]
-
-    def drop_all(self) -> list[tuple[Request, bool]]:
-        requests = [(request, False) for line in self._waiting.values() for request in line]
-        requests += [(request, True) for request in self._reading]
-        self._waiting.clear()
-        self._reading.clear()
-        self._background.clear()
-        return requests
+        return [(request, False) for request in waiting] + [(request, True) for request in reading]
 
 
 def _chunk_length(n_next: int, most: int) -> int:

@@ -38,15 +38,11 @@ def _type_of(value: Any) -> set[str]:
 
 
 class ArgumentTypes:
-    """The types that the schema of a tool's arguments allows.
-
-    Each argument and each list of values is looked at once, whatever the number of calls and references.
-    """
+    """The types that the schema of a tool's arguments allows; each argument is looked at once, however many calls."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._root = schema
         self._of_arguments: dict[str, set[str]] = {}
-        self._of_values: dict[int, set[str]] = {}  # by the id of their schema
 
     def of(self, name: str) -> set[str]:
         """Return the types of an argument; empty if any fits."""
@@ -77,9 +73,7 @@ class ArgumentTypes:
             elif isinstance(named := schema.get("type"), (str, list)):
                 found.update([named] if isinstance(named, str) else (one for one in named if isinstance(one, str)))
             elif isinstance(values, list):
-                if id(schema) not in self._of_values:
-                    self._of_values[id(schema)] = set().union(*map(_type_of, values))
-                found |= self._of_values[id(schema)]
+                found.update(*map(_type_of, values))
             else:
                 waiting += next(lists, [])
         return found

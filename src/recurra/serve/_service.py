@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from recurra.checks import sentence
-from recurra.serve._http import ApiError, ServeSettings
+from recurra.serve._http import ServeSettings, refusal
 from recurra.serve._model import ServedModel
 from recurra.serve._prefixes import PrefixCache, prefix_model
 from recurra.serve._sessions import Sessions
@@ -60,16 +59,15 @@ class Service:
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            message = f"model is {name[:200]!r}; expected one of {', '.join(self.models)}"
-            raise ApiError(404, message, code="model_not_found", param="model")
+            known = f"one of {', '.join(self.models)}"
+            raise refusal("model", repr(name[:200]), known, status=404, code="model_not_found")
         return self.models[name]
 
     def require_allowed(self, **n_tokens: int) -> None:
         """Raise ApiError if a number of tokens exceeds the server's limit, by the name of its field."""
         for name, n in n_tokens.items():
             if n > self.settings.max_tokens:
-                message = sentence(name, n, f"at most {self.settings.max_tokens}")
-                raise ApiError(400, message, param=name, code="too_many_tokens")
+                raise refusal(name, n, f"at most {self.settings.max_tokens}", code="too_many_tokens")
 
     def deadline(self) -> float:
         return time.monotonic() + self.settings.request_seconds

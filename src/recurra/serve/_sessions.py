@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from recurra.checks import sentence
 from recurra.serve import _store as store
 from recurra.serve._database import DiskFull
-from recurra.serve._http import DISK_FULL, ApiError, ServeSettings
+from recurra.serve._http import DISK_FULL, ApiError, ServeSettings, refusal
 from recurra.serve._model import ServedModel, StreamState
 from recurra.serve._requests import EndEvent, Event, Request, TokenEvent
 from recurra.serve._store import READ, WRITTEN, SessionInfo, SessionRecord, SessionStore, Transcript, pack, unpack
@@ -30,6 +30,8 @@ from recurra.state import n_bytes
 _LOG = logging.getLogger("recurra.serve")
 
 _Key: TypeAlias = tuple[str, str]
+_Entry: TypeAlias = tuple[int, float | None, int]
+"""A token of a transcript, its log-probability and its origin."""
 CHECKPOINT_EVERY = 16
 """Tokens between two checkpoints that a request makes."""
 _MOST_CHECKPOINTS = 32
@@ -186,8 +188,7 @@ class Sessions:
         if position == 0:
             return session.model.start
         if position > session.state.position:
-            message = sentence("position", position, f"at most {session.state.position}")
-            raise ApiError(400, message, param="position")
+            raise refusal("position", position, f"at most {session.state.position}")
         start = [session.model.start, *self._checkpoints.up_to(session.key, position)][-1]
         try:
             tokens = session.transcript.tokens(start.position, position)
@@ -228,15 +229,14 @@ class Sessions:
 
     async def _follow(self, session: Session, request: Request, events: EventQueue) -> None:
         """See a request through to its end, whether anybody listens or not."""
-        read: list[float | None] = []  # log-probabilities, not the events: their details take much memory
-        written: list[tuple[int, float | None]] = []
+        # not the events: their details take much memory
+        entries: list[_Entry] = [] if request.is_reported else [(token, None, READ) for token in request.tokens]
         try:
             async for some in self._engine.run(request):
-                for event in some:
-                    if isinstance(event, TokenEvent):
-                        read.append(event.logprob) if event.was_read else written.append((event.id, event.logprob))
+                tokens = (event for event in some if isinstance(event, TokenEvent))
+                entries += [(one.id, one.logprob, READ if one.was_read else WRITTEN) for one in tokens]
                 if isinstance(end := some[-1], EndEvent):  # a session's request has one, its last event
-                    some = [*some[:-1], await self._ended(session, request, read, written, end)]
+                    some = [*some[:-1], await self._ended(session, request, entries, end)]
                 events.put(some)
             events.close()
         except BaseException as error:
@@ -244,23 +244,14 @@ class Sessions:
         finally:
             session.is_busy = False
 
-    async def _ended(
-        self,
-        session: Session,
-        request: Request,
-        read: list[float | None],
-        written: list[tuple[int, float | None]],
-        end: EndEvent,
-    ) -> EndEvent:
+    async def _ended(self, session: Session, request: Request, entries: list[_Entry], end: EndEvent) -> EndEvent:
         """Take the result of a request and write it; return its end, or an error if it could not be written."""
         session.used = time.time()
         if end.state is request.start:  # nothing of it counts
             return end
         try:
-            for token, logprob in zip(request.tokens, read or [None] * len(request.tokens)):
-                session.transcript.append(token, logprob, READ)
-            for token, logprob in written:
-                session.transcript.append(token, logprob, WRITTEN)
+            for entry in entries:
+                session.transcript.append(*entry)
             session.state = end.state
             self._checkpoints.add(session.key, [*request.checkpoints, request.start, end.state])
             await self._write(session)

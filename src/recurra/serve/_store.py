@@ -238,31 +238,20 @@ class SessionStore:
         return None not in calls
 
     def _transaction(self, database: sqlite3.Connection, calls: list[_Call]) -> None:
-        """Run actions in one transaction; if it fails as a whole, each in its own: what is small may still fit."""
-        results: list[tuple[Future, Any]] = []
+        """Run actions in one transaction; if it fails, each in its own."""
         try:
             self._require_in_place()
             database.execute("BEGIN")
-            for call in calls:
-                database.execute("SAVEPOINT action")
-                try:
-                    results.append((call.future, call.action(database, *call.arguments)))
-                except Exception as error:
-                    if not database.in_transaction:  # SQLite may undo all of it if the disk is full
-                        raise
-                    database.execute("ROLLBACK TO action")
-                    self._fail(call, error)
-                database.execute("RELEASE action")
+            results = [call.action(database, *call.arguments) for call in calls]
             database.execute("COMMIT")
         except Exception as error:
-            with suppress(sqlite3.Error):
+            with suppress(sqlite3.Error):  # SQLite may have undone it
                 database.execute("ROLLBACK")
-            left = [call for call in calls if not call.future.done()]
-            for call in left:
+            for call in calls:
                 self._transaction(database, [call]) if len(calls) > 1 else self._fail(call, error)
             return
-        for future, result in results:
-            future.set_result(result)
+        for call, result in zip(calls, results):
+            call.future.set_result(result)
 
     def _require_in_place(self) -> None:
         """Raise sqlite3.OperationalError if the file went away: SQLite would go on writing to one without a name."""

@@ -47,15 +47,10 @@ Reasoning = Literal["none", "possible", "open"]
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The answer format that a chat template describes.
+    """The answer format that a chat template describes."""
 
-    Args:
-        calls: the format of calls; None if the template describes no known one.
-        reasons: whether it has reasoning tags.
-    """
-
-    calls: Calls | None = None
-    reasons: bool = False
+    calls: Calls | None = None  # None if the template describes no known format of calls
+    reasons: bool = False  # whether it has reasoning tags
 
     @classmethod
     def of(cls, template: str) -> "ChatFormat":
@@ -125,21 +120,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What a chat answer may contain.
-
-    Args:
-        reasoning: whether the answer begins with reasoning.
-        calls: the format of calls; None if calls are not allowed.
-        tools: tools that may be called.
-        is_forced: whether the answer must call a tool.
-        several: whether it may contain more than one call.
-    """
+    """What a chat answer may contain."""
 
     reasoning: Reasoning = "none"
-    calls: Calls | None = None
+    calls: Calls | None = None  # their format; None if calls are not allowed
     tools: list[Tool] | tuple[()] = ()
-    is_forced: bool = False
-    several: bool = True
+    is_forced: bool = False  # whether it must call a tool
+    several: bool = True  # whether it may contain more than one call
 
     @property
     def is_plain(self) -> bool:

@@ -21,7 +21,7 @@ class GenerationConfig:
 
     Raises:
         TypeError: `max_tokens` or one of `stop_tokens` is not a whole number.
-        ValueError: `max_tokens` is below 1, or `stop` is a single string.
+        ValueError: `max_tokens` is below 1, or `stop` is a single string or has an empty one.
     """
 
     max_tokens: int | None = None
@@ -45,17 +45,15 @@ class GenerationConfig:
             raise TypeError(sentence("stop_tokens", repr(self.stop_tokens), "a collection of whole numbers")) from None
         alone = isinstance(self.stop, str)
         require(not alone, "stop", self.stop, "texts in a list", "a text alone would be its letters")
+        stop = tuple(self.stop)
+        require("" not in stop, "stop", stop, "texts of at least one letter")
         # as they were read: an iterator is empty now
         object.__setattr__(self, "stop_tokens", stop_tokens)
-        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop", stop)
 
 
 class Generation:
-    """The token choices of one stream that is being continued.
-
-    Args:
-        config: how to continue it.
-    """
+    """The token choices of one stream that is being continued."""
 
     def __init__(self, config: GenerationConfig) -> None:
         self.config, self.n_tokens, self.is_over = config, 0, False
@@ -68,11 +66,6 @@ class Generation:
     def n_left(self) -> int | None:
         """Number of tokens left to choose; None for no limit."""
         return None if self.config.max_tokens is None else self.config.max_tokens - self.n_tokens
-
-    def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
-        """Choose the next token after the logits; `is_over` says whether it is the last."""
-        (token,) = choose_all([self], logits[None], [recent])
-        return token
 
     def token_choice(self, recent: Sequence[int]) -> TokenChoice:
         """How the next token is chosen after these, for `recurra.streams.sampling.choose`."""
@@ -96,7 +89,7 @@ class Generation:
 def choose_all(
     generations: Sequence[Generation], logits: Float[Tensor, "B V"], recent: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Choose the next token of several streams, and count it; arguments and errors as `Generation.choose`."""
+    """Choose the next token of several streams after their logits, and count it. Raises ValueError as `draw`."""
     tokens = choose(logits, [one.token_choice(tokens) for one, tokens in zip(generations, recent)])
     for generation, token in zip(generations, tokens):
         if isinstance(token, ValueError):
@@ -210,63 +203,41 @@ def _settled(text: str) -> str:
     return text[: len(text) - min(n_undecided, _LONGEST)]
 
 
-class _StopText:
-    """Passes a text on, piece by piece, up to the first occurrence of one of `stops`, which is left out."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        require(not isinstance(stops, str), "stop", stops, "texts in a list", "a text alone would be its letters")
-        self._stops = tuple(stops)
-        require("" not in self._stops, "stop", self._stops, "texts of at least one letter")
-        self._held = ""
-        self.found = False
-
-    def add(self, piece: str) -> str:
-        text = self._held + piece
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        self.found = bool(places)
-        end = min(places) if places else len(text) - self._possible_beginning(text)
-        self._held = "" if places else text[end:]
-        return text[:end]
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
-
-    def _possible_beginning(self, text: str) -> int:
-        lengths = (
-            n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])
-        )
-        return max(lengths, default=0)
-
-
 class GeneratedText:
-    """The text of generated tokens up to a stop text: `TextPieces` followed by a `StopText`.
-
-    Args:
-        tokenizer: decodes the tokens.
-        before: the tokens before the first generated one.
-        stops: texts to end at.
-    """
+    """The text of the tokens generated after those in `before`, piece by piece, up to the first of `stops`."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
-        self._pieces, self._stop = TextPieces(tokenizer, before), _StopText(stops)
+        self._pieces, self._stops, self._held = TextPieces(tokenizer, before), stops, ""
+        self.is_over = False
+        """Whether a stop was found; no token after it counts."""
         self.n_characters = 0
         """Length of the text of all tokens so far, with what is held back and a stop."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a stop was found; no token after it counts."""
-        return self._stop.found
 
     def add(self, token: int) -> str:
         """Give the text that the next token settles, as far as it can be passed on; it may be ""."""
         piece = self._pieces.add(token)
         self.n_characters += len(piece)
-        return self._stop.add(piece)
+        return self._passed_on(piece)
 
     def flush(self) -> str:
         """Give what is still held back after the last token; "" if a stop was found."""
-        return "" if self.is_over else self._stop.add(self._pieces.flush()) + self._stop.flush()
+        text = "" if self.is_over else self._passed_on(self._pieces.flush()) + self._held
+        self._held = ""
+        return text
+
+    def _passed_on(self, piece: str) -> str:
+        text = self._held + piece
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        self.is_over = bool(places)
+        end = min(places) if places else len(text) - self._n_begun(text)
+        self._held = "" if places else text[end:]
+        return text[:end]
+
+    def _n_begun(self, text: str) -> int:
+        """Return the length of the longest end of `text` that begins a stop."""
+        most = len(text) + 1
+        lengths = (n for stop in self._stops for n in range(1, min(len(stop), most)) if text.endswith(stop[:n]))
+        return max(lengths, default=0)
 
 
 def pieces_of_text(tokens: Iterator[int], text: GeneratedText) -> Iterator[str]:

@@ -258,10 +258,7 @@ def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[T
 def _require_a_distribution(logits: Tensor) -> None:
     largest = logits.amax(-1)  # NaN where any logit is NaN
     if not bool(largest.isfinite().all()):
-        got, why = (
-            str(largest.flatten()[:8].tolist()),
-            "with NaN, +inf or every token at -inf there is nothing to choose",
-        )
+        got, why = largest.flatten()[:8].tolist(), "with NaN, +inf or every token at -inf there is nothing to choose"
         raise ValueError(sentence("the largest logit of each row", got, "finite numbers", why))
 
 

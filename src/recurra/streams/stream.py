@@ -55,7 +55,7 @@ class Continued(ABC):
 
     @abstractmethod
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
-        """Begin a text that continues the one read. Raises ValueError if there is no tokenizer, or a stop is empty."""
+        """Begin a text that continues the one read, up to one of `stop`. Raises ValueError without a tokenizer."""
 
     def generate(
         self,
@@ -96,8 +96,9 @@ class Continued(ABC):
         of the texts in `stop`, which is left out. Raises what `generate` raises, and ValueError if there is no
         tokenizer or a text in `stop` is empty.
         """
-        text = self.generated_text(stop)
-        return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
+        sampling = sampling or SamplingConfig()
+        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop=stop)
+        return pieces_of_text(self._tokens(config), self.generated_text(config.stop))
 
 
 class Stream(Continued):
@@ -237,12 +238,12 @@ class Stream(Continued):
         return Generation(config)
 
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
-        """Begin a text that continues this stream's. Raises ValueError if there is no tokenizer, or a stop is empty."""
+        """Begin a text that continues this stream's, up to one of `stop`. Raises ValueError without a tokenizer."""
         return GeneratedText(self._require_tokenizer(), self.recent, stop)
 
     def _generate(self, generation: Generation) -> Iterator[int]:
         while not generation.is_over:
-            token = generation.choose(self.logits, self.recent)
+            (token,) = choose_all([generation], self.logits[None], [self.recent])
             self.step(token)
             yield token
 
