@@ -153,10 +153,7 @@ class BlockRecurrentTransformer(EncodedShell):
 
     Every token sees the last segment_length tokens, in every layer, with relative positions (the paper has T5's biases
     instead of Transformer-XL's). No gradient flows into tokens before the open block; through the state vectors
-    gradients flow until the caller detaches the state.
-
-    Args:
-        config: the model's shape; d_model must be even.
+    gradients flow until the caller detaches the state. `d_model` must be even.
     """
 
     state_class = BlockRecurrentTransformerState

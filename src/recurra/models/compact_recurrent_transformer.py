@@ -177,9 +177,6 @@ class CompactRecurrentTransformer(AdaptiveShell):
 
     With `memory="none", position="relative"` it is the Transformer baseline; the other combinations are the ablations
     of CRT Table 8.
-
-    Args:
-        config: the model's shape.
     """
 
     state_class = CompactRecurrentTransformerState

@@ -294,9 +294,6 @@ class LanguageModel(LanguageModelShell):
     """Embedding without positional encoding, a stack of mixers, a final norm and a linear head.
 
     Weights are drawn from N(0, 1 / fan-in) and biases start at 0 (our choice; the paper does not say).
-
-    Args:
-        config: the model's shape.
     """
 
     body_takes_lengths = True

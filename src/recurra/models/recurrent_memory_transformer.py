@@ -47,10 +47,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
     The memory enters in front of a segment and once more behind it; all steps attend causally over the segment with
     relative positions, so the tokens read the memory, and the tokens behind them gather what to write. Their outputs
     are the next segment's memory. A stream's first memory is learned. Gradients flow through the memory until the
-    caller detaches the state.
-
-    Args:
-        config: the model's shape; d_model must be even.
+    caller detaches the state. `d_model` must be even.
     """
 
     state_class = RecurrentMemoryTransformerState
