@@ -23,7 +23,6 @@ from recurra._files.digests import MANIFEST, file_sha256, read_stamped, require_
 from recurra._files.weights import write_safetensors
 from recurra._files.writing import discard, naming, sync_folder
 from recurra.checks import sentence
-from recurra.state import map_tensors
 from recurra.train._process import Ranks, local
 from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_tensors, split_tensors, with_versions
 
@@ -224,7 +223,7 @@ class RankLayout:
             return torch.empty_like(like, dtype=dtype)
         if name.startswith("state."):
             rows, rest = self._rows(name, size), size[1:]
-            return self._of_all_streams(torch.empty((rows, *rest), dtype=dtype, device=self._device))
+            return self.of_all_streams(torch.empty((rows, *rest), dtype=dtype, device=self._device))
         return torch.empty(size, dtype=dtype)
 
     def lay_out(self, payload: Payload) -> Payload:
@@ -241,15 +240,8 @@ class RankLayout:
                 parts[name] = whole
         return dict(join_tensors(plain, parts))
 
-    def whole_state(self, state: object) -> object:
-        """Turn this rank's streams into tensors of all streams, for a checkpoint."""
-        return map_tensors(self._of_all_streams, state)
-
-    def own_state(self, state: object) -> object:
-        """Turn tensors of all streams, as read from a checkpoint, into those of this rank's."""
-        return map_tensors(local, state)
-
-    def _of_all_streams(self, rows: Tensor) -> Tensor:
+    def of_all_streams(self, rows: Tensor) -> Tensor:
+        """Turn this rank's streams into a tensor of all streams, of which each rank holds its own."""
         placements = [Shard(0), Replicate()]  # by streams, and alike on the ranks that share a sequence
         return DTensor.from_local(
             rows.detach().contiguous(), self._ranks.mesh(self._device), placements, run_check=False
