@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from recurra.checks import choose, fields_of, kind_of, require, require_at_least, require_whole_number, sentence
@@ -296,21 +296,10 @@ class _WindowSource(_SampleSource):
 
 
 class SpanAccuracy(NamedTuple):
-    """The number of correct predictions by memory span, on the CPU.
+    """The numbers of correct positions and of all positions at each memory span, 0, 1, 2, ...; on the CPU."""
 
-    edges: (bins + 1,) int64, increasing: bin i holds the spans with edges[i] <= span < edges[i + 1].
-    n_correct: (bins,) int64, correct positions.
-    counts: (bins,) int64, all positions.
-    """
-
-    edges: Int[Tensor, " bins+1"]
-    n_correct: Int[Tensor, " bins"]
-    counts: Int[Tensor, " bins"]
-
-    @property
-    def accuracies(self) -> Float[Tensor, " bins"]:
-        """The share of correct positions in each bin, float64 in [0, 1]; NaN for an empty bin."""
-        return self.n_correct.double() / self.counts.double()
+    n_correct: Int[Tensor, " spans"]
+    counts: Int[Tensor, " spans"]
 
     @property
     def overall(self) -> float:

@@ -219,11 +219,8 @@ def test_counts_and_accuracies_by_hand():
     spans = torch.tensor([0, 1, 1, 2, 5, 5])
     correct = torch.tensor([True, True, False, False, True, True])
     result = _accuracy_by_span(correct, spans)
-    assert result.edges.tolist() == list(range(7))
     assert result.n_correct.tolist() == [1, 1, 0, 0, 0, 2]
     assert result.counts.tolist() == [1, 2, 1, 0, 0, 2]
-    assert result.accuracies[[0, 1, 2, 5]].tolist() == [1.0, 0.5, 0.0, 1.0]
-    assert math.isnan(result.accuracies[3])
     assert result.overall == 4 / 6
 
 
