@@ -240,7 +240,6 @@ def _require_as_asked(what: Preparation, units: list[Unit], found: TextEncoder) 
 
 
 def _training(units: list[Unit]) -> list[Unit]:
-    """Return the units that a vocabulary is made of."""
     return [unit for unit in units if unit.split == "train"] or units
 
 
@@ -333,5 +332,4 @@ def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any]
 
 
 def _path(what: Preparation, unit: Unit) -> Path:
-    """Where the shard of a unit is, or will be."""
     return what.out / f"{unit.split}-{unit.number:05d}.npy"

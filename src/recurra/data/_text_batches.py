@@ -130,7 +130,6 @@ class StreamSource:
         return first, last
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the segment of each stream at a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         first, last = self._ends(epoch, step)
         shift = 0
@@ -176,7 +175,6 @@ class OverlappingSource:
         return -(-n_windows // self._step)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the windows of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         inputs = np.zeros((self.batch_size, self._context + self._stride), dtype=np.int64)
         targets = np.full_like(inputs, IGNORED_TARGET)
@@ -218,7 +216,6 @@ class ExcerptSource:
         return max(1, (len(self._tokens) - 1) // (self._all_ranks * self._segment_length))
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the excerpts of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
         length = self._segment_length + 1
@@ -279,7 +276,6 @@ class PackedSource:
         return (len(self._tokens) - 1) // (self._step * self._row_length)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the rows of a step, end to end. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         text = self._tokens.shuffled(self._seed, epoch)
         first = (step * self._step + self._first) * self._row_length

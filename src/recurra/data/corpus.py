@@ -114,7 +114,6 @@ def _note_on_cut(files: dict[Split, TextFile]) -> str:
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
-    """Make the encoder of a training file, or read it from the cache."""
     made_from: dict[str, object] = {"source": _identity(file), "encoding": _ENCODING}
     if bpe_vocab_size is None:
 
@@ -132,7 +131,6 @@ def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> T
 
 
 def _encoded(split: Split, file: TextFile, encoder: TextEncoder, store: Cache) -> np.ndarray:
-    """Encode a file, or read its tokens from the cache."""
     # Little-endian and as narrow as the vocabulary allows.
     number_type = np.dtype("<u2" if len(encoder) <= 2**16 else "<u4")
 
@@ -184,7 +182,6 @@ class _Shard:
 
     path: Path
     n_tokens: int
-    n_documents: int
     sha256: str
     documents_sha256: str
 
@@ -293,7 +290,7 @@ class ShardCorpus(_Corpus[ShardedTokens]):
         self._tokens: dict[Split, ShardedTokens] = {}
         self.digests = {split: json_sha256(entries) for split, entries in index["splits"].items()}
         for split, entries in index["splits"].items():
-            names = ("tokens", "documents", "digest", "documents_digest")
+            names = ("tokens", "digest", "documents_digest")
             shards = [_Shard(folder / entry["name"], *(entry[name] for name in names)) for entry in entries]
             for shard, entry in zip(shards, entries):
                 if not shard.path.is_file() or shard.path.stat().st_size != entry["bytes"]:

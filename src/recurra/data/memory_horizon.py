@@ -258,7 +258,6 @@ class _SampleSource:
         return len(self._order)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: (B, L) inputs and targets. Raises what `BatchSource.batch` raises."""
         places, n_counted = self._order.samples(epoch, step)
         targets = self._targets[places]
         targets[n_counted:] = IGNORED_TARGET
@@ -273,7 +272,6 @@ class _WindowSource(_SampleSource):
         self._data = data
 
     def length(self, epoch: int) -> int:
-        """Return the length of an epoch's sequences."""
         for length, epochs in zip(self._data.config.window_lengths, self._data.config.window_epochs):
             if epoch < epochs:
                 return length
@@ -281,7 +279,6 @@ class _WindowSource(_SampleSource):
         return self._tokens.shape[1]
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: (B, L) or (B windows, length). Raises what `BatchSource.batch` raises."""
         length, whole, data = self.length(epoch), self._tokens.shape[1], self._data
         if length == whole:
             return super().batch(epoch, step)

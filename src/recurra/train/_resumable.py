@@ -121,7 +121,6 @@ class ResumableRun:
 
     @property
     def source(self) -> BatchSource:
-        """The training batches."""
         return self.levels.source
 
     def begin(self) -> str:

@@ -33,7 +33,6 @@ class _MemoryAttention(SelfAttention):
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N L d_model"]:
-        """Mix the steps of each sequence, with its memory if it is visible."""
         known = torch.cat([memory[:, None], x], 1)
         queries, keys, values = self._heads(self.queries_keys_values(known), 3)
         seen = torch.cat([visible[:, None], visible.new_ones(1, 1).expand(len(visible), x.shape[1])], 1)
@@ -158,7 +157,6 @@ class CompactRecurrentViT(VideoModel):
         return y, state
 
     def _segment(self, segment: Tensor, state: CompactRecurrentViTState) -> tuple[Tensor, CompactRecurrentViTState]:
-        """Return the logits (B, n_classes) of one segment."""
         has_past = state.started > 0
         class_token, patches = self.embedding(segment)
         tokens = self.encoder(

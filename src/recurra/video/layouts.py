@@ -121,7 +121,6 @@ def _video_files(folder: Path) -> list[Path]:
 
 
 def _refuse_protocol(layout: str, protocol: str | None) -> None:
-    """Raise ValueError for a protocol of a layout that has none."""
     require(protocol is None, "protocol", protocol, f"null for layout {layout}, which has no protocols")
 
 
@@ -232,7 +231,6 @@ class _Protocol(NamedTuple):
     training_cameras: frozenset[int] | None  # None: by subject
 
     def split(self, name: _SmarthomeName) -> Split | None:
-        """Return the split of a video; None if the protocol does not use it."""
         if self.training_cameras is None:
             return "train" if name.subject in _TRAINING_SUBJECTS else "test"
         if name.camera in self.training_cameras:

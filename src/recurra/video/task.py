@@ -340,7 +340,6 @@ def classify_video(
 def _prepared(
     file: VideoFile, rate: float, image_size: int, sheet: ContactSheet | None
 ) -> Iterator[tuple[float, Tensor]]:
-    """The frames as the model reads them; the sheet gets small ones."""
     for time, picture in file.frames(rate):
         if sheet is not None:
             small = resize_short_side(picture[None].float(), _THUMBNAIL)[0]
