@@ -53,6 +53,17 @@ def test_no_gradient_between_segments(model):
     assert reached.tolist() == [4, 5, 6, 7]
 
 
+def test_norms_before_the_layers_get_gradients_from_the_memory():
+    """The memory's part of their gradient: zero if memories were normalised when they were kept."""
+    model = build(norm="pre", share_biases=False)
+    with torch.no_grad():
+        _, state = model(tokens(1, SMALL["segment_length"]))
+    attention, norm_attention = model.blocks[0].attention, model.blocks[0].norm_attention
+    x = torch.zeros(1, 1, SMALL["d_model"], dtype=torch.float64)  # its own norm is the bias: no gradient to the weight
+    attention(x, state.layers[0], norm=norm_attention)[0].sum().backward()
+    assert norm_attention.weight.grad.abs().sum() > 1e-3
+
+
 def vars_of(model):
     return {name: value for name, value in vars(model.config).items() if name != "vocab_size"}
 
