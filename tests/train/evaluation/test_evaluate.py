@@ -12,7 +12,6 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.train.evaluate import (
     AroundResets,
-    _accuracy_by_span,
     best_temperature,
     evaluate,
     evaluate_by_span,
@@ -213,15 +212,6 @@ def test_overflow_is_infinite():
 def test_without_a_target_there_is_no_perplexity():
     with pytest.raises(ValueError, match="n_tokens is 0; expected at least 1: the data must have a target"):
         perplexity(1.0, 0)
-
-
-def test_counts_and_accuracies_by_hand():
-    spans = torch.tensor([0, 1, 1, 2, 5, 5])
-    correct = torch.tensor([True, True, False, False, True, True])
-    result = _accuracy_by_span(correct, spans)
-    assert result.n_correct.tolist() == [1, 1, 0, 0, 0, 2]
-    assert result.counts.tolist() == [1, 2, 1, 0, 0, 2]
-    assert result.overall == 4 / 6
 
 
 @pytest.mark.parametrize(("accuracy", "n_classes", "scaled"), [(0.2, 5, 0.0), (1.0, 5, 1.0), (0.75, 2, 0.5)])
