@@ -1,4 +1,7 @@
-"""Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
+"""Batches from one long text: parallel streams, windows that overlap, or excerpts from random places.
+
+The argument `batch_size` counts the sequences of all ranks together, the attribute those on this rank.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -73,10 +76,9 @@ class StreamSource:
     stream that has ended gets token 0 as input and ignored targets; so does the stream that a rank lacks if
     `world_size` does not divide `batch_size`.
 
-    tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
-    this rank. drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the
-    shards of the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training,
-    begin the streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
+    drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the shards of
+    the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training, begin the
+    streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
     """
 
     def __init__(
@@ -156,9 +158,6 @@ class OverlappingSource:
     Every token is a target exactly once, except the very first. Every window is the start of a new stream, so that what
     a model knows of the text is what it reads in the window. Windows at the start of the text have less before them;
     after the end of the text come token 0 and ignored targets.
-
-    tokens: (n,) numbers. batch_size: windows in a step, over all ranks together; the attribute of the same name counts
-    those on this rank.
     """
 
     def __init__(
@@ -196,8 +195,7 @@ class ExcerptSource:
     dealt to the ranks in order: the number of ranks does not change what a step reads. An epoch has as many steps as it
     takes to read as many tokens as the text has, and at least one.
 
-    tokens: (n,) numbers. batch_size: excerpts over all ranks together, a multiple of world_size; the attribute of the
-    same name counts those on this rank. segment_length: tokens of an excerpt.
+    batch_size: a multiple of world_size. segment_length: tokens of an excerpt.
     """
 
     def __init__(
@@ -258,8 +256,7 @@ class PackedSource:
     The shards are read in an order of its own for each epoch, row after row, and dealt to the ranks in order. Where a
     row ends inside a document, the rest of it begins the next row as a document of its own.
 
-    tokens: of a prepared corpus. batch_size: rows over all ranks together, a multiple of world_size; the attribute of
-    the same name counts the sequences of a batch, which is one, with borders. row_length: tokens of a row.
+    batch_size: rows, a multiple of world_size; a batch is one sequence with borders. row_length: tokens of a row.
     """
 
     def __init__(
