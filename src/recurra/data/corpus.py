@@ -208,14 +208,6 @@ def _opened(shard: _Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
         return dtype, file.tell()
 
 
-@cache
-def _require_documents(shard: _Shard, version: tuple[int, ...]) -> None:
-    """Compare the places of documents with their digest, once for each version."""
-    path = shard.path.with_suffix(DOCUMENTS_SUFFIX)
-    if file_sha256(path) != shard.documents_sha256:
-        raise ValueError(sentence(str(path), "damaged", "the file that its digest was made of", _AGAIN))
-
-
 def _version(path: Path) -> tuple[int, ...]:
     """What differs once a file was written again or another one has taken its place, whatever date it was given."""
     found = path.stat()
@@ -224,8 +216,10 @@ def _version(path: Path) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _starts(shard: _Shard, version: tuple[int, ...]) -> np.ndarray:
-    _require_documents(shard, version)
-    starts: np.ndarray = np.load(shard.path.with_suffix(DOCUMENTS_SUFFIX))
+    path = shard.path.with_suffix(DOCUMENTS_SUFFIX)
+    if file_sha256(path) != shard.documents_sha256:
+        raise ValueError(sentence(str(path), "damaged", "the file that its digest was made of", _AGAIN))
+    starts: np.ndarray = np.load(path)
     return starts
 
 
