@@ -80,15 +80,11 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             with suppress(PermissionError):  # another user's lock, in a folder that several share
-                if stack.enter_context(locked(self.folder / ".lock")):
-                    self._discard_leftovers()
+                exclusive = stack.enter_context(locked(self.folder / ".lock"))
+                for temporary, name in leftovers(self.folder) if exclusive else ():
+                    if _ENTRY.fullmatch(name):  # the folder may have other things
+                        discard(temporary)
             yield
-
-    def _discard_leftovers(self) -> None:
-        """Remove half-written entries; the folder may have other things."""
-        for temporary, name in leftovers(self.folder):
-            if _ENTRY.fullmatch(name):
-                discard(temporary)
 
 
 @contextmanager
