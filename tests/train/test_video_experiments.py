@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.train.conftest import quiet
+from tests.train.conftest import Batches, quiet
 
 from recurra.data.batches import IGNORED_TARGET, Batch, Poses
 from recurra.train.config import OptimizerConfig, TrainingConfig
@@ -85,26 +85,16 @@ def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
 # --- PI-ViT: poses reach the loss in training ---
 
 
-class Source:
-    batch_size = 2
-
-    def __len__(self):
-        return 1
-
-    def batch(self, epoch, step):
-        clip = torch.linspace(-1, 1, 2 * 2 * 3 * 64).view(2, 2, 3, 8, 8)
-        poses = Poses(torch.linspace(0, 7, 24).view(2, 2, 3, 2), torch.ones(2, 1, 5))
-        return Batch(clip, torch.tensor([[1], [3]]), continues=False, poses=poses)
-
-
 def test_poses_reach_the_loss(tmp_path):
-    data = SimpleNamespace(output_size=4, source=lambda split: Source(), fingerprint=lambda: "of the videos")
+    clip = torch.linspace(-1, 1, 2 * 2 * 3 * 64).view(2, 2, 3, 8, 8)
+    poses = Poses(torch.linspace(0, 7, 24).view(2, 2, 3, 2), torch.ones(2, 1, 5))
+    batch = Batch(clip, torch.tensor([[1], [3]]), continues=False, poses=poses)
+    data = SimpleNamespace(output_size=4, source=lambda split: Batches(batch), fingerprint=lambda: "of the videos")
     training = TrainingConfig(max_steps=1, tensorboard=False, accelerator="cpu")
     model = PIViTConfig(**SMALL | {"patch_size": 4, "n_layer": 1}, n_joints=3, d_skeleton=5)
     config = VideoConfig(path=str(tmp_path), n_frames=2, n_segments=1, image_size=8)
     experiment = Experiment(experiment="video-pi-vit", data=config, model=model, training=training)
     trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, open_data=lambda *_: data)
-    batch = Source().batch(0, 0)
     loss, _, _ = trainer._loss(batch, 2, None)
     expected, _ = trainer.model.loss(batch.inputs, batch.targets, poses=batch.poses)
     torch.testing.assert_close(loss, expected.sum())

@@ -3,6 +3,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.train.conftest import Batches
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
@@ -42,20 +43,6 @@ class Accumulator(nn.Module):
         logits = self.head(total)
         self.dtypes.append(logits.dtype)
         return logits, Sum(total[:, -1])
-
-
-class Batches:
-    batch_size = 2
-
-    def __init__(self, *batches: Batch) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        assert epoch == 0
-        return self.batches[step]
 
 
 @pytest.fixture
