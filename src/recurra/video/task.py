@@ -199,7 +199,6 @@ class _VideoProbabilities(NamedTuple):
 
     probabilities: Float[Tensor, "N C"]
     targets: Int[Tensor, " N"]
-    videos: Int[Tensor, " N"]
     n_frames: int
 
 
@@ -233,7 +232,6 @@ def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> _VideoProba
     return _VideoProbabilities(
         torch.stack([totals[video] / n_views[video] for video in videos]),
         torch.tensor([targets[video] for video in videos]),
-        torch.tensor(videos),
         n_frames,
     )
 
