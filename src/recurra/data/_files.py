@@ -290,15 +290,20 @@ def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile])
         raise FileNotFoundError(sentence("path", got, f"a train, a valid and a test file named {_NAMES}", hint))
 
 
-def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
-    """Join texts to longer ones, each of at least `n_characters` but for the last."""
+def grouped(texts: Iterable[str], n_characters: int) -> Iterator[list[str]]:
+    """Group texts into lists, each of at least `n_characters` together but for the last."""
     waiting: list[str] = []
     size = 0
     for text in texts:
         waiting.append(text)
         size += len(text)
         if size >= n_characters:
-            yield "".join(waiting)
+            yield waiting
             waiting, size = [], 0
     if waiting:
-        yield "".join(waiting)
+        yield waiting
+
+
+def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
+    """Join texts to longer ones, each of at least `n_characters` but for the last."""
+    return map("".join, grouped(texts, n_characters))
