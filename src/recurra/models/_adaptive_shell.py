@@ -4,7 +4,7 @@ Its block is Transformer-XL's, post-norm as published or pre-norm, around any at
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -164,7 +164,7 @@ class AdaptiveShell(LanguageModelShell):
     """What Transformer-XL, CRT and the Recurrent Memory Transformer share around their bodies.
 
     `loss` forms the logits of a target's cluster alone. A model makes its parts in the order in which its weights are
-    drawn: `_make_embedding`, its own, blocks by `_make_block`, `_make_head`.
+    drawn: the embedding, its own, and `_make_stack`.
     """
 
     forms_logits: ClassVar[bool] = False
@@ -185,6 +185,14 @@ class AdaptiveShell(LanguageModelShell):
 
     def _make_head(self) -> AdaptiveSoftmax:
         return AdaptiveSoftmax(self.config.vocab_size, self.config.d_model, **self._vocabulary)
+
+    def _make_stack(self, attentions: Iterable[Mixer]) -> None:
+        """Make a block around each attention, and the head."""
+        self.blocks = nn.ModuleList(make_block(self.config, attention) for attention in attentions)
+        self.head = self._make_head()
+        self.blocks.apply(initialise)
+        if self.config.tie_embeddings:
+            self.head.tie_tables(self.embedding)
 
     @property
     def attentions(self) -> list[Mixer]:
