@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.gradients import require_same_gradients
+from tests.models.test_timesformer import moved
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,11 +24,7 @@ def small(**options) -> BlockRecurrentTransformerConfig:
 
 
 def make(**options) -> BlockRecurrentTransformer:
-    model = BlockRecurrentTransformer(small(**options)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)  # so that everything matters
-    return model
+    return moved(BlockRecurrentTransformer(small(**options)).double())
 
 
 def tokens(batch: int, length: int) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.gradients import require_same_gradients
 from tests.models.test_block_recurrent_transformer import after_attention, among_tokens
+from tests.models.test_timesformer import moved
 from torch import Tensor
 
 from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformer, RecurrentMemoryTransformerConfig
@@ -20,11 +21,7 @@ def small(**options) -> RecurrentMemoryTransformerConfig:
 
 
 def make(**options) -> RecurrentMemoryTransformer:
-    model = RecurrentMemoryTransformer(small(**options)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)  # so that everything matters
-    return model
+    return moved(RecurrentMemoryTransformer(small(**options)).double(), 0.1)
 
 
 def tokens(batch: int, length: int) -> Tensor:

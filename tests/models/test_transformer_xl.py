@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.models.test_timesformer import moved
 
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
@@ -21,11 +22,8 @@ VARIANTS = {
 
 
 def build(**options) -> TransformerXL:
-    model = TransformerXL(TransformerXLConfig(vocab_size=VOCABULARY, **{**SMALL, "dropout": 0.0, **options})).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)  # wake the biases, and make everything matter
-    return model
+    config = TransformerXLConfig(vocab_size=VOCABULARY, **{**SMALL, "dropout": 0.0, **options})
+    return moved(TransformerXL(config).double(), 0.1)
 
 
 @pytest.fixture(params=VARIANTS)
