@@ -5,7 +5,7 @@ import resource
 import pytest
 import torch
 from benchmarks.faults.disk import FaultyDisk
-from tests.train.conftest import quiet
+from tests.train.conftest import quiet, same_weights
 from tests.train.payloads import payload
 
 from recurra.train.checkpoint import CheckpointFolder, load_checkpoint
@@ -53,8 +53,7 @@ def test_a_run_that_filled_its_disk_goes_on_where_its_last_checkpoint_was(make_t
     resumed.resume("last")
     assert resumed.position.step == 4
     resumed.fit(quiet())
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight)
+    assert same_weights(resumed, whole)
 
 
 def weights_at(step):
