@@ -115,19 +115,17 @@ def _note_on_cut(files: dict[Split, TextFile]) -> str:
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
     made_from: dict[str, object] = {"source": _identity(file), "encoding": _ENCODING}
+
+    def write(out: BinaryIO) -> None:
+        if bpe_vocab_size is None:
+            made: Vocabulary | BytePairEncoding = Vocabulary.from_text(_read(file, "Counting words"))
+        else:
+            made = BytePairEncoding.train(_read(file, "Training the tokenizer"), bpe_vocab_size)
+        out.write(made.to_json().encode())
+
     if bpe_vocab_size is None:
-
-        def write_words(out: BinaryIO) -> None:
-            out.write(Vocabulary.from_text(_read(file, "Counting words")).to_json().encode())
-
-        return Vocabulary.load(store.get("words", made_from, write_words))
-
-    def write_bpe(out: BinaryIO) -> None:
-        blocks = _read(file, "Training the tokenizer")
-        out.write(BytePairEncoding.train(blocks, bpe_vocab_size).to_json().encode())
-
-    made_from["bpe_vocab_size"] = bpe_vocab_size
-    return BytePairEncoding.load(store.get("bpe", made_from, write_bpe))
+        return Vocabulary.load(store.get("words", made_from, write))
+    return BytePairEncoding.load(store.get("bpe", made_from | {"bpe_vocab_size": bpe_vocab_size}, write))
 
 
 def _encoded(split: Split, file: TextFile, encoder: TextEncoder, store: Cache) -> np.ndarray:
