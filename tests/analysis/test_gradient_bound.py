@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurra.analysis.gradient_flow import _log10_powers, _log10_products, a_priori_step_bound, step_bound
+from recurra.analysis.gradient_flow import a_priori_step_bound, step_bound
 from recurra.ops.cells.gru import GRUCell
 from recurra.ops.cells.orthogonal import NCGRUCell
 
@@ -93,11 +93,3 @@ def test_gates_near_0_and_1_with_an_orthogonal_matrix(update, expected):
     bound = step_bound(cell, x, h)
     assert float(bound.candidate_norm) == pytest.approx(1, abs=1e-12)
     torch.testing.assert_close(bound.norm, torch.full((5,), expected).double(), rtol=1e-10, atol=0)
-
-
-def test_products_and_powers_of_what_comes_later():
-    factors = torch.tensor([7.0, 2.0, 5.0, 0.1], dtype=torch.float64)
-    expected = torch.tensor([2 * 5 * 0.1, 5 * 0.1, 0.1, 1.0], dtype=torch.float64).log10()
-    torch.testing.assert_close(_log10_products(factors), expected, rtol=1e-12, atol=1e-14)
-    expected = torch.tensor([5.0**3, 5.0**2, 0.1, 1.0], dtype=torch.float64).log10()
-    torch.testing.assert_close(_log10_powers(factors), expected, rtol=1e-12, atol=1e-14)

@@ -35,17 +35,6 @@ def test_words(make_corpus):
     assert text_of(loaded, "test") == "<unk> dog on the mat\n"
 
 
-def test_a_vocabulary_of_ones_own_needs_no_training_file(make_corpus):
-    folder = make_corpus(train=None)
-    with pytest.raises(FileNotFoundError, match=r"no train file .*enough if you pass a vocabulary or tokenizer"):
-        TextCorpus.load(folder)
-    loaded = TextCorpus.load(folder, vocabulary=Vocabulary(["<eos>", "<unk>", "the"]))
-    assert loaded.splits == ("valid", "test")
-    assert loaded.tokens("valid").tolist() == [2, 1, 1, 0]
-    with pytest.raises(ValueError, match="split is 'train'; expected one of valid, test"):
-        loaded.tokens("train")
-
-
 @pytest.mark.usefixtures("no_type_checker")
 def test_contradicting_arguments_are_refused(make_corpus):
     folder = make_corpus()

@@ -63,7 +63,7 @@ def test_the_shards_are_the_text(corpus, tmp_path, vocabulary, size):
         assert all(shards.encoder.decode([token]).endswith("\n") for token in tokens[:][starts[1:] - 1])
 
 
-def test_text_that_is_cut_is_prepared_in_whole_and_noticed_when_its_cuts_move(tmp_path):
+def test_text_that_is_cut_is_prepared_in_whole(tmp_path):
     folder = tmp_path / "books"
     folder.mkdir()
     for name in ("a.txt", "b.txt"):
@@ -74,9 +74,6 @@ def test_text_that_is_cut_is_prepared_in_whole_and_noticed_when_its_cuts_move(tm
     train = [unit for unit in units if unit.split == "train"]
     assert [unit.number for unit in train] == list(range(4))
     assert {Path(unit.path).name for unit in train} == {"a.txt", "b.txt"}
-    (folder / "c.txt").write_text("c\n")
-    moved = [unit for unit in find_units("folder", str(folder)) if unit.split == "train"]
-    assert [one.origin == other.origin for one, other in zip(train, moved)] == [True, True, True, False]
 
 
 def test_only_the_most_frequent_words_are_kept(corpus, tmp_path):
@@ -436,19 +433,6 @@ def test_mixtures_draw_by_weight(corpus, shards, tmp_path):
     alien = config_of(shards, sampling="windows", mixture={str(tmp_path / "third"): 1.0}).build()
     with pytest.raises(ValueError, match="whose vocabulary is another one"):
         alien.source("train")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"sampling": "packed"}, "data.sampling is 'packed'; expected packed only for shards"),
-        ({"mixture": {"a": 1.0}}, "data.mixture is "),
-        ({"source": "shards", "sampling": "windows", "mixture": {"a": float("inf")}}, "data.mixture is "),
-    ],
-)
-def test_what_does_not_apply_is_refused(given, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        TextConfig("corpus", **given)
 
 
 @pytest.fixture

@@ -83,16 +83,3 @@ def test_a_config_asks_for_them(tmp_path):
     assert len(lengths) > 3
     assert 15 < np.median(sorted(lengths)) < 25
     assert valid.batch(0, 0).inputs.shape[1] == 10
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"length_deviation": -1.0}, r"data\.length_deviation is -1\.0; expected 0 or more tokens"),
-        ({"half_length_share": 0.1}, r"data\.half_length_share is 0\.1; expected 0 without data\.length_deviation"),
-        ({"length_deviation": 5.0, "sampling": "windows"}, r"data\.length_deviation is 5\.0; expected 0 unless"),
-    ],
-)
-def test_impossible_fields_are_named(fields, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        TextConfig("corpus", **fields)

@@ -9,6 +9,7 @@ from recurra.data.batches import IGNORED_TARGET, DataSet
 from recurra.data.text import TextConfig
 from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
+MIXED = {"source": "shards", "sampling": "windows"}
 TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))
 
 
@@ -112,6 +113,12 @@ def test_other_vocabularies_ignore_the_size_of_a_byte_pair_encoding(folder, voca
         ({"eval_context": 4}, ValueError, r"eval_context is 4; expected null when data\.eval_stride is None"),
         ({"seed": 1.0}, TypeError, r"seed is 1\.0, a float; expected a whole number"),
         ({"vocabulary": "bpe"}, ValueError, r"bpe_vocab_size is None; expected the size .*: set it, or set data"),
+        ({"length_deviation": -1.0}, ValueError, r"length_deviation is -1\.0; expected 0 or more tokens"),
+        ({"half_length_share": 0.1}, ValueError, r"half_length_share is 0\.1; expected 0 without"),
+        ({"length_deviation": 5.0, "sampling": "windows"}, ValueError, r"length_deviation is 5\.0; expected 0 unless"),
+        ({"sampling": "packed"}, ValueError, "sampling is 'packed'; expected packed only for shards"),
+        ({"mixture": {"a": 1.0}}, ValueError, "mixture is "),
+        ({**MIXED, "mixture": {"a": float("inf")}}, ValueError, "mixture is .*; expected folders of shards with"),
     ],
 )
 def test_bad_fields_are_named(fields, error, message):

@@ -8,15 +8,17 @@ from recurra.data._text_batches import ExcerptSource, OverlappingSource, StreamS
 from recurra.data.batches import IGNORED_TARGET, BatchSource
 
 
-def streams(n, training, **options):
-    """Streams over the text 0, 1, 2, ..., n-1, on every rank."""
+def counting(n):
+    """The text 0, 1, 2, ..., n-1."""
     tokens = np.arange(n).astype(np.uint16)
     tokens.flags.writeable = False
-    world_size = options.get("world_size", 1)
-    return [
-        StreamSource(tokens, training=training, rank=rank, **{**options, "world_size": world_size})
-        for rank in range(world_size)
-    ]
+    return tokens
+
+
+def streams(n, training, *, world_size=1, **options):
+    """Its streams, on every rank."""
+    shares = [{"rank": rank, "world_size": world_size} for rank in range(world_size)]
+    return [StreamSource(counting(n), training=training, **share, **options) for share in shares]
 
 
 def rows_of_an_epoch(sources):
@@ -79,9 +81,7 @@ def test_texts_that_are_too_short_are_refused():
 
 
 def excerpts(n, **options):
-    tokens = np.arange(n).astype(np.uint16)
-    tokens.flags.writeable = False
-    return ExcerptSource(tokens, **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
+    return ExcerptSource(counting(n), **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
 
 
 def test_excerpts_are_runs_of_the_text():
@@ -112,11 +112,9 @@ def test_a_batch_of_excerpts_depends_on_seed_epoch_step_and_rank_alone():
         assert {(part.batch_size, len(part)) for part in parts} == {(2, len(source))}
 
 
-def overlapping(n, **options):
-    tokens = np.arange(n).astype(np.uint16)
-    tokens.flags.writeable = False
-    world_size = options.get("world_size", 1)
-    return [OverlappingSource(tokens, rank=rank, **{**options, "world_size": world_size}) for rank in range(world_size)]
+def overlapping(n, *, world_size=1, **options):
+    shares = [{"rank": rank, "world_size": world_size} for rank in range(world_size)]
+    return [OverlappingSource(counting(n), **share, **options) for share in shares]
 
 
 @given(

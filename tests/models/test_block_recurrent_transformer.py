@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.gradients import require_same_gradients
+from tests.models.test_timesformer import moved
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,11 +24,7 @@ def small(**options) -> BlockRecurrentTransformerConfig:
 
 
 def make(**options) -> BlockRecurrentTransformer:
-    model = BlockRecurrentTransformer(small(**options)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)  # so that everything matters
-    return model
+    return moved(BlockRecurrentTransformer(small(**options)).double())
 
 
 def tokens(batch: int, length: int) -> Tensor:
@@ -41,15 +38,15 @@ def heads(flat: Tensor, attention) -> Tensor:
     return flat.unflatten(-1, (attention.n_heads, -1))
 
 
-def among_tokens(attention, x: Tensor) -> Tensor:
-    """Each token over the last BLOCK tokens, score by score; earlier blocks get no gradient."""
+def among_tokens(attention, x: Tensor, block: int = BLOCK) -> Tensor:
+    """Each token over the last `block` tokens, score by score (Transformer-XL, section 3.3); no gradient beyond."""
     w_k, w_v = attention.keys_values.weight.chunk(2)
-    encoding = sinusoids(BLOCK, D_MODEL, like=x).flip(0)  # of the distances 0, 1, ...
+    encoding = sinusoids(block, x.shape[-1], like=x).flip(0)  # of the distances 0, 1, ...
     mixed = []
     for i in range(x.shape[1]):
         q, scores, values = heads(x[:, i] @ attention.queries.weight.T, attention), [], []
-        for j in range(max(0, i - BLOCK + 1), i + 1):
-            other = x[:, j] if j // BLOCK == i // BLOCK else x[:, j].detach()
+        for j in range(max(0, i - block + 1), i + 1):
+            other = x[:, j] if j // block == i // block else x[:, j].detach()
             k, v = heads(other @ w_k.T, attention), heads(other @ w_v.T, attention)
             r = heads(encoding[i - j] @ attention.position_keys.weight.T, attention)
             score = ((q + attention.content_bias) * k).sum(-1) + ((q + attention.position_bias) * r).sum(-1)
@@ -58,6 +55,14 @@ def among_tokens(attention, x: Tensor) -> Tensor:
         weights = torch.stack(scores, -1).softmax(-1)  # (B, H, j)
         mixed.append((weights[..., None] * torch.stack(values, 2)).sum(2).flatten(1))
     return torch.stack(mixed, 1)
+
+
+def after_attention(block, x: Tensor, attended: Tensor) -> Tensor:
+    """What a post-norm block makes of its input and what its attention has mixed."""
+    x = block.norm_attention(x + attended)
+    up, down = block.feed_forward[0], block.feed_forward[3]
+    hidden = torch.relu(functional.linear(x, up.weight, up.bias))
+    return block.norm_feed_forward(x + functional.linear(hidden, down.weight, down.bias))
 
 
 def over_all(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -105,10 +110,7 @@ def in_plain_torch(model, text: Tensor) -> tuple[Tensor, Tensor]:
             attended, vectors = with_vectors(attention, x, model.config.gate)
         else:
             attended = among_tokens(attention, x) @ attention.output_projection.weight.T
-        x = block.norm_attention(x + attended)
-        up, down = block.feed_forward[0], block.feed_forward[3]
-        hidden = torch.relu(functional.linear(x, up.weight, up.bias))
-        x = block.norm_feed_forward(x + functional.linear(hidden, down.weight, down.bias))
+        x = after_attention(block, x, attended)
     return x @ table.T + model.head.biases[0], vectors
 
 

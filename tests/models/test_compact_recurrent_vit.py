@@ -7,9 +7,9 @@ import copy
 
 import pytest
 import torch
+from tests.gradients import require_same_gradients
 from tests.models.test_timesformer import moved
 
-from recurra import state as states
 from recurra.video.crvit import (
     CompactRecurrentViT,
     CompactRecurrentViTConfig,
@@ -91,11 +91,9 @@ def by_the_equations(model, video):
 @pytest.mark.parametrize(("cell", "memory"), KINDS)
 def test_it_computes_the_equations(cell, memory):
     model, clip = make(cell, memory), draw()
-    with torch.no_grad():
-        logits, state = model(clip)
-        expected = [by_the_equations(model, video) for video in clip]
-    for found, parts in zip((logits, state.memory, state.class_token), zip(*expected)):
-        torch.testing.assert_close(found, torch.stack(parts), rtol=1e-10, atol=1e-10)
+    logits, state = model(clip)
+    expected = [torch.stack(parts) for parts in zip(*(by_the_equations(model, video) for video in clip))]
+    require_same_gradients((logits, state.memory, state.class_token), expected, [*model.parameters()], 1e-10)
     assert state.started.tolist() == [1.0, 1.0]
 
 
@@ -110,42 +108,6 @@ def test_streams_of_a_batch_may_be_at_different_points():
     torch.testing.assert_close(logits[0, 0], fresh[0, 0], **CLOSE)
     torch.testing.assert_close(logits[1, 0], whole[1, 1], **CLOSE)
     assert after.started.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("part", ["memory", "class_token"])
-def test_both_parts_of_the_state_are_heard_and_pass_gradients(part):
-    model, clip = make(), draw(1, 2)
-    first, second = clip.split(FRAMES, 1)
-    leaf = first.clone().requires_grad_()
-    _, state = model(leaf)
-    detached = states.detach(state)
-    logits, _ = model(second, detached._replace(**{part: getattr(state, part)}))
-    logits.square().sum().backward()
-    assert leaf.grad.any()
-    changed, _ = model(second, detached._replace(**{part: getattr(detached, part).flip(-1)}))
-    assert not torch.allclose(changed, logits)
-
-
-def test_the_memory_is_heard_in_time_attention_only():
-    model, clip = make(), draw(1, 2)
-    first, second = clip.split(FRAMES, 1)
-    _, state = model(first)
-    with torch.no_grad():
-        for block in model.encoder.blocks:
-            block.time_projection.weight.zero_()
-    other = state._replace(memory=torch.randn_like(state.memory))
-    assert torch.equal(model(second, state)[0], model(second, other)[0])
-
-
-def test_losses_are_those_of_every_segment():
-    model, clip, targets = make(), draw(), torch.tensor([[1, -100, 2], [-100, 0, 4]])
-    losses, state = model.loss(clip[:, : 2 * FRAMES], targets[:, :2])
-    last, _ = model.loss(clip[:, 2 * FRAMES :], targets[:, 2:], state)
-    log_p = model(clip)[0].log_softmax(-1)
-    for row in range(2):
-        for segment, loss in enumerate((*losses[row], last[row, 0])):
-            target = targets[row, segment]
-            assert loss.item() == pytest.approx(0.0 if target < 0 else -log_p[row, segment, target].item())
 
 
 def test_a_new_model_trains():

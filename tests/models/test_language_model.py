@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.models.test_timesformer import moved
 from torch.nn import functional
 
 from recurra.mixers.gateloop import GateLoop
@@ -86,9 +87,7 @@ ACTIVATIONS = {
 def test_feed_forward_networks_with_gates(feed_forward, biases):
     torch.manual_seed(0)
     model = LanguageModel(small(feed_forward=feed_forward, biases=biases, norm="rms", norm_epsilon=0.1)).double()
-    with torch.no_grad():  # biases start at 0, norms at 1
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    moved(model, 0.1)
     tokens = torch.randint(7, (2, 5))
     weights = model.state_dict()
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.models.test_timesformer import moved
 from torch.nn import functional
 
 from recurra.data.batches import Poses
@@ -22,11 +23,7 @@ def small(**options) -> PIViTConfig:
 
 
 def make(**options) -> PIViT:
-    model = PIViT(small(**options)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model
+    return moved(PIViT(small(**options)).double())
 
 
 def draw(batch=2, segments=2):

@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 from tests.gradients import require_same_gradients
+from tests.models.test_block_recurrent_transformer import after_attention, among_tokens
+from tests.models.test_timesformer import moved
 from torch import Tensor
-from torch.nn import functional
 
-from recurra import state as states
 from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformer, RecurrentMemoryTransformerConfig
 
 VOCABULARY = 13
@@ -21,11 +21,7 @@ def small(**options) -> RecurrentMemoryTransformerConfig:
 
 
 def make(**options) -> RecurrentMemoryTransformer:
-    model = RecurrentMemoryTransformer(small(**options)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)  # so that everything matters
-    return model
+    return moved(RecurrentMemoryTransformer(small(**options)).double(), 0.1)
 
 
 def tokens(batch: int, length: int) -> Tensor:
@@ -35,38 +31,12 @@ def tokens(batch: int, length: int) -> Tensor:
 # --- one segment in plain torch, after the papers ---
 
 
-def attend(attention, x: Tensor) -> Tensor:
-    """Causal attention with relative positions, score by score (Transformer-XL, section 3.3)."""
-    n_heads, d_head, d_model = attention.n_heads, attention.d_head, x.shape[-1]
-
-    def heads(flat: Tensor) -> Tensor:
-        return flat.view(*flat.shape[:-1], n_heads, d_head)
-
-    w_k, w_v = attention.keys_values.weight.chunk(2)
-    q, k, v = (heads(functional.linear(x, w)) for w in (attention.queries.weight, w_k, w_v))
-    frequencies = torch.tensor([10000.0 ** (-2 * i / d_model) for i in range(d_model // 2)]).double()
-    mixed = []
-    for i in range(x.shape[1]):
-        scores = []
-        for j in range(i + 1):
-            angles = (i - j) * frequencies
-            r = heads(functional.linear(torch.cat([angles.sin(), angles.cos()]), attention.position_keys.weight))
-            content = ((q[:, i] + attention.content_bias) * k[:, j]).sum(-1)
-            position = ((q[:, i] + attention.position_bias) * r).sum(-1)
-            scores.append((content + position) / d_head**0.5)
-        weights = torch.stack(scores, 1).softmax(1)  # (B, i + 1, H)
-        mixed.append((weights[..., None] * v[:, : i + 1]).sum(1).flatten(1))
-    return functional.linear(torch.stack(mixed, 1), attention.output_projection.weight)
-
-
 def segment_pass(model, memory: Tensor, x: Tensor, is_whole: bool) -> tuple[Tensor, Tensor | None]:
     """[read; x; write] through the blocks: the outputs of x, and those of the memory behind it (RMT, section 3.2)."""
     y = torch.cat([memory, x, memory] if is_whole else [memory, x], 1)
     for block in model.blocks:
-        y = block.norm_attention(y + attend(block.attention, y))
-        up, down = block.feed_forward[0], block.feed_forward[3]
-        hidden = torch.relu(functional.linear(y, up.weight, up.bias))
-        y = block.norm_feed_forward(y + functional.linear(hidden, down.weight, down.bias))
+        mixed = among_tokens(block.attention, y, y.shape[1])
+        y = after_attention(block, y, mixed @ block.attention.output_projection.weight.T)
     n_read = memory.shape[1]
     return y[:, n_read : n_read + x.shape[1]], y[:, n_read + x.shape[1] :] if is_whole else None
 
@@ -90,8 +60,7 @@ def test_it_is_the_segments_in_plain_torch_outputs_memory_and_gradients(length):
     model, text = make(), tokens(2, length)
     logits, state = model(text)
     expected, memories = by_segments(model, text)
-    tolerance = 1e-6  # the frequencies are rounded to float32
-    require_same_gradients((logits, state.memory), (expected, memories[-1]), [*model.parameters()], tolerance)
+    require_same_gradients((logits, state.memory), (expected, memories[-1]), [*model.parameters()], 1e-10)
 
 
 @pytest.mark.parametrize("pieces", [[15], [5, 5, 5], [1] * 15, [3, 7, 5], [12, 2, 1]], ids=str)
@@ -118,89 +87,6 @@ def test_the_memory_is_read_and_written_once_a_segment(pieces):
     assert state.position == 0
 
 
-def test_an_open_segment_leaves_the_memory_alone():
-    model = make()
-    _, state = model(tokens(2, SEGMENT))
-    for _ in range(SEGMENT - 1):
-        _, following = model(tokens(2, 1), state)
-        assert following.memory is state.memory
-        state = following
-    _, following = model(tokens(2, 1), state)
-    assert not torch.allclose(following.memory, state.memory)
-
-
-def test_the_memory_carries_a_segment_to_the_next():
-    """Same last segment, another first one: the logits differ, and without the memory they do not."""
-    model, last = make(), tokens(1, SEGMENT)
-    one, other = (torch.cat([torch.full((1, SEGMENT), first), last], 1) for first in (1, 2))
-    assert not torch.allclose(model(one)[0][:, SEGMENT:], model(other)[0][:, SEGMENT:])
-    alone, _ = model(last)
-    memory = model.initial_state(1).memory
-    _, state = model(one[:, :SEGMENT])
-    torch.testing.assert_close(model(last, state._replace(memory=memory))[0], alone)
-
-
-def test_gradients_reach_the_first_segment_through_the_memory_until_the_state_is_detached():
-    model, text, targets = make(), tokens(2, 3 * SEGMENT), tokens(2, SEGMENT)
-
-    def gradient(detach: bool) -> Tensor | None:
-        embedded, state = [], None
-        hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
-        for segment in text[:, : 2 * SEGMENT].split(SEGMENT, 1):
-            _, state = model(segment, state)
-            state = states.detach(state) if detach else state
-        losses, _ = model.loss(text[:, 2 * SEGMENT :], targets, state)
-        hook.remove()
-        return torch.autograd.grad(losses.sum(), embedded[0], allow_unused=True)[0]
-
-    assert gradient(detach=True) is None
-    through = gradient(detach=False)
-    assert (through.abs().sum(-1) > 0).all()  # every token of the first segment
-    embedded = []
-    hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
-    ignored = torch.full((2, 2 * SEGMENT), -100)
-    losses, _ = model.loss(text, torch.cat([ignored, targets], 1))
-    hook.remove()
-    (at_once,) = torch.autograd.grad(losses.sum(), embedded[0])
-    torch.testing.assert_close(through, at_once[:, :SEGMENT], rtol=1e-9, atol=1e-12)
-
-
-def test_the_first_memory_is_learned():
-    """It starts every stream of a batch, and gets a gradient from the first segment and from later ones."""
-    model, text, targets = make(), tokens(3, 2 * SEGMENT), tokens(3, 2 * SEGMENT)
-    start = model.initial_state(3).memory
-    assert torch.equal(start, model.first_memory.expand(3, -1, -1))
-    for counted in (slice(0, SEGMENT), slice(SEGMENT, None)):
-        masked = torch.full_like(targets, -100)
-        masked[:, counted] = targets[:, counted]
-        (gradient,) = torch.autograd.grad(model.loss(text, masked)[0].sum(), model.first_memory)
-        assert (gradient.abs().sum(1) > 0).all()
-    before = model.first_memory.detach().clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.loss(text, targets)[0].mean().backward()
-    optimizer.step()
-    assert not torch.equal(model.first_memory, before)
-    assert torch.equal(start[0], before)  # a state that was given out stays as it was
-
-
-@pytest.mark.parametrize("options", [{}, {"cutoffs": [4, 7]}, {"tie_embeddings": False}], ids=str)
-def test_the_loss_is_that_of_the_logits(options):
-    model, text, targets = make(**options), tokens(2, 12), tokens(2, 12)
-    targets[1, 4:8] = -100
-    losses, _ = model.loss(text, targets)
-    chosen = model(text)[0].log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    torch.testing.assert_close(losses, -chosen * (targets >= 0), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_memory": 0}, "n_memory is 0; expected at least 1"),
-        ({"segment_length": 0}, "segment_length is 0"),
-        ({"cutoffs": [5, 3]}, r"cutoffs is \[5, 3\]"),
-        ({"norm": "none"}, "norm is 'none'; expected one of post, pre"),
-    ],
-)
-def test_impossible_shapes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        small(**options)
+def test_a_model_without_memory_is_refused():
+    with pytest.raises(ValueError, match="n_memory is 0; expected at least 1"):
+        small(n_memory=0)

@@ -117,17 +117,6 @@ def test_a_state_is_checked_even_without_tokens(unchecked, length):
         model(tokens(2, length), CounterState((torch.zeros(2),)))
 
 
-def test_sequences_continue_from_a_ragged_state():
-    """Each sequence continues at its own place; the shell splits the batch and puts it together again."""
-    model = Counter()
-    state = states.Ragged((CounterState((torch.tensor([2.0]),)), CounterState((torch.tensor([7.0]),))))
-    x = tokens(2, 3)
-    logits, last = model(x, state)
-    for row, single in enumerate(state.states):
-        torch.testing.assert_close(logits[row : row + 1], model(x[row : row + 1], single)[0])
-    assert last.layers[0].tolist() == [5, 10]
-
-
 def test_targets_of_another_shape_are_refused(unchecked):
     """As many numbers in another order would pair each token with another one's target."""
     model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru"))

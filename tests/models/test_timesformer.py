@@ -14,11 +14,11 @@ def small(**options) -> TimeSformerConfig:
     return TimeSformerConfig(**{**sizes, "n_heads": 3, "d_channel_mixing": 20, "drop_path": 0.0, **options})
 
 
-def moved(model):
-    """Move the weights away from their initial values, where time attention has no effect."""
+def moved(model, by=0.2):
+    """Move the weights away from their initial values, where biases, norms and some layers have no effect."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+            parameter.add_(torch.randn_like(parameter), alpha=by)
     return model
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.models.test_timesformer import moved
 
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
@@ -21,11 +22,8 @@ VARIANTS = {
 
 
 def build(**options) -> TransformerXL:
-    model = TransformerXL(TransformerXLConfig(vocab_size=VOCABULARY, **{**SMALL, "dropout": 0.0, **options})).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)  # wake the biases, and make everything matter
-    return model
+    config = TransformerXLConfig(vocab_size=VOCABULARY, **{**SMALL, "dropout": 0.0, **options})
+    return moved(TransformerXL(config).double(), 0.1)
 
 
 @pytest.fixture(params=VARIANTS)
@@ -51,6 +49,17 @@ def test_no_gradient_between_segments(model):
     untied.loss(x, torch.where(x < 4, -100, x))[0].sum().backward()
     reached = torch.cat([table.grad.abs().sum(1) for table in untied.embedding.tables]).nonzero().flatten()
     assert reached.tolist() == [4, 5, 6, 7]
+
+
+def test_norms_before_the_layers_get_gradients_from_the_memory():
+    """The memory's part of their gradient: zero if memories were normalised when they were kept."""
+    model = build(norm="pre", share_biases=False)
+    with torch.no_grad():
+        _, state = model(tokens(1, SMALL["segment_length"]))
+    attention, norm_attention = model.blocks[0].attention, model.blocks[0].norm_attention
+    x = torch.zeros(1, 1, SMALL["d_model"], dtype=torch.float64)  # its own norm is the bias: no gradient to the weight
+    attention(x, state.layers[0], norm=norm_attention)[0].sum().backward()
+    assert norm_attention.weight.grad.abs().sum() > 1e-3
 
 
 def vars_of(model):

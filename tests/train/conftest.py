@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require_layout
 from recurra.data._text_batches import StreamSource
+from recurra.data.batches import Batch
 from recurra.models.registry import DataSizes
 from recurra.models.shell import negative_log_likelihood
 from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -141,6 +142,19 @@ def trainer_in(
 def make_trainer(tmp_path: Path):
     """make_trainer(folder_name, scorer=..., **training), other sections as optimizer={...}, data={...} and so on"""
     return partial(trainer_in, tmp_path)
+
+
+class Batches:
+    """A source of these batches, the same in every epoch."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches, self.batch_size = batches, len(batches[0].inputs)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        return self.batches[step]
 
 
 def quiet() -> Console:

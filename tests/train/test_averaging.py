@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.train.conftest import quiet
+from tests.train.conftest import quiet, same_weights
 from torch import nn
 
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
@@ -54,8 +54,7 @@ def test_a_run_is_scored_and_kept_by_its_average_and_goes_on_from_its_weights(ma
     trainer.fit(quiet())
     plain = make_trainer("plain", epochs=2, eval_every=1)
     plain.fit(quiet())
-    for name, weight in plain.model.state_dict().items():
-        assert torch.equal(trainer.model.state_dict()[name], weight)
+    assert same_weights(trainer, plain)
     assert evaluate(trainer.average.model, trainer.validation).loss == trainer.scores["last"]["loss"]
     assert trainer.scores["last"]["loss"] != plain.scores["last"]["loss"]
     path, saved = trainer.checkpoints.load("last")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.gpu import graphs as benchmark
 from benchmarks.gpu.graphs import Dispatched, RecordedCapture, compared, is_equal
-from tests.train.conftest import ToyModel, on_call, quiet
+from tests.train.conftest import Batches, ToyModel, on_call, quiet
 from torch.optim import SGD
 
 from recurra.data.batches import IGNORED_TARGET, Batch
@@ -140,21 +140,11 @@ def test_validation_is_captured_too_and_leaves_the_carried_state_alone(make_trai
     assert trainer.scores == eager.scores
 
 
-class Halves:
-    batch_size = 2
-
-    def __init__(self, tokens, share: float, sizes) -> None:
-        targets = tokens.roll(-1, 1).where(torch.rand(tokens.shape) < share, IGNORED_TARGET)
-        self.batches = [
-            Batch(x, y, continues=number > 0)
-            for number, (x, y) in enumerate(zip(tokens.split(sizes, 1), targets.split(sizes, 1)))
-        ]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        return self.batches[step]
+def cut(tokens, share: float, sizes) -> Batches:
+    """Pieces of these sizes, each of which continues the one before; a share of their targets counts."""
+    targets = tokens.roll(-1, 1).where(torch.rand(tokens.shape) < share, IGNORED_TARGET)
+    pieces = enumerate(zip(tokens.split(sizes, 1), targets.split(sizes, 1)))
+    return Batches(*(Batch(x, y, continues=number > 0) for number, (x, y) in pieces))
 
 
 SIZES = {"vocab_size": 7, "n_layer": 1, "d_model": 8, "d_channel_mixing": 8}
@@ -171,7 +161,7 @@ def test_an_evaluation_has_the_same_scores_with_graphs(name, share):
     """A carried state, few targets, a batch that is shorter, and predictions that are observed."""
     torch.manual_seed(0)
     model, capture, seen = MODELS[name](), RecordedCapture(), ([], [])
-    source = Halves(torch.randint(7, (2, 42)), share, [4] * 10 + [2])
+    source = cut(torch.randint(7, (2, 42)), share, [4] * 10 + [2])
     observe = [None if name == "clusters" else lambda batch, found, kept=kept: kept.append(found) for kept in seen]
     eager = evaluate(model, source, observe=observe[0])
     found = evaluate(model, source, observe=observe[1], capture=capture)
@@ -182,7 +172,7 @@ def test_an_evaluation_has_the_same_scores_with_graphs(name, share):
 
 
 def test_what_cannot_be_captured_is_evaluated_without():
-    model, source = ToyModel(), Halves(torch.randint(7, (2, 40)), 1.0, [4] * 10)
+    model, source = ToyModel(), cut(torch.randint(7, (2, 40)), 1.0, [4] * 10)
     with pytest.warns(UserWarning, match="^evaluated without CUDA graphs: it waits") as seen:
         found = evaluate(model, source, capture=Hindered(why="it waits"))
     assert len(seen) == 1

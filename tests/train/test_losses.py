@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.train.conftest import Batches
 
 from recurra.data.batches import IGNORED_TARGET, Batch
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -14,19 +15,6 @@ from recurra.train.losses import Objective, few_positions
 @pytest.fixture
 def model() -> LanguageModel:
     return LanguageModel(LanguageModelConfig(vocab_size=7, n_layer=1, d_model=4, mixer="gru", d_channel_mixing=8))
-
-
-class OneBatch:
-    batch_size = 3
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return 1
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        return self._batch
 
 
 def numbers(n_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +94,7 @@ def test_ranks_call_the_same_parts_however_many_targets_they_have(model, monkeyp
     assert calls == ["hidden", "losses"]
     calls.clear()
     others = [15, 15]  # targets and steps of all ranks
-    evaluate(model, OneBatch(Batch(inputs, targets, False)), total=lambda nats, right, *counts: [nats, right, *others])
+    evaluate(model, Batches(Batch(inputs, targets, False)), total=lambda nats, right, *counts: [nats, right, *others])
     assert calls == ["hidden"]
 
 

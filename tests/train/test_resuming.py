@@ -203,7 +203,7 @@ def test_a_run_that_went_back_to_its_best_can_be_killed_at_once(ended, make_trai
 def test_nothing_is_deleted_before_the_way_back_is_saved(ended, make_trainer, monkeypatch):
     before = ended.checkpoints.steps()
     back = make_trainer(max_steps=8, **OFTEN)
-    monkeypatch.setattr(back.checkpoints, "_write", lambda target, payload: 1 / 0)  # a full disk
+    monkeypatch.setattr(back.checkpoints, "_write", lambda *_: 1 / 0)  # a full disk
     with pytest.raises(ZeroDivisionError):
         back.resume("best")
     assert ended.checkpoints.steps() == before

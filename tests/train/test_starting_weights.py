@@ -87,53 +87,6 @@ def test_weights_of_other_models_are_refused(trained, message, tmp_path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
 
 
-# --- weights of others: the conversion itself is tested with it ---
-
-ORIGINAL = {
-    "embedding.class_token": "cls_token",
-    "embedding.positions": "pos_embed",
-    "embedding.patches.projection": "patch_embed.proj",
-    "encoder.times": "time_embed",
-    "encoder.blocks": "blocks",
-    "norm_time": "temporal_norm1",
-    "time_attention.queries_keys_values": "temporal_attn.qkv",
-    "time_attention.output_projection": "temporal_attn.proj",
-    "time_projection": "temporal_fc",
-    "norm_attention": "norm1",
-    ".attention.queries_keys_values": ".attn.qkv",
-    ".attention.output_projection": ".attn.proj",
-    "norm_feed_forward": "norm2",
-    "feed_forward.0": "mlp.fc1",
-    "feed_forward.3": "mlp.fc2",
-}
-
-
-def original(model: TimeSformer) -> dict[str, torch.Tensor]:
-    """The model's weights as the original code names and shapes them."""
-    weights = {}
-    for name, tensor in model.state_dict().items():
-        for ours, theirs in ORIGINAL.items():
-            name = name.replace(ours, theirs)
-        last = name.rpartition(".")[2]
-        shape = (1, 1, -1) if last == "cls_token" else (1, *tensor.shape) if "embed" in last else tensor.shape
-        weights[f"model.{name}"] = tensor.reshape(shape).clone()
-    return weights
-
-
-@pytest.mark.parametrize(("make", "n_classes"), [(timesformer, 3), (crvit, 6)])
-def test_published_weights(make, n_classes, tmp_path):
-    trained, fresh = timesformer(1, n_classes=n_classes), make(2)
-    head = fresh.head.weight.detach().clone()
-    torch.save({"model_state": original(trained)}, tmp_path / "published.pyth")
-    said = start_from(fresh, str(tmp_path / "published.pyth"))
-    assert torch.equal(fresh.encoder.times, trained.encoder.times)
-    if n_classes == 3:
-        torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=1e-5, atol=1e-6)
-    else:
-        assert "6 classes there" in said
-        assert torch.equal(fresh.head.weight, head)
-
-
 def test_pi_vit_counts_as_a_timesformer_and_keeps_its_own_modules(tmp_path):
     def pi_vit(seed):
         return _drawn(PIViT(PIViTConfig(**SMALL, **DATA, n_joints=3, d_skeleton=5)), seed)

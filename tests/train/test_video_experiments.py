@@ -1,14 +1,13 @@
 """Experiments over videos: what the data give the model, the starting weights, a run and its resumption."""
 
-import io
 from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
+from tests.train.conftest import Batches, quiet
 
 from recurra.data.batches import IGNORED_TARGET, Batch, Poses
-from recurra.train.config import OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.train.config import OptimizerConfig, TrainingConfig
 from recurra.train.evaluate import evaluate
 from recurra.train.experiment import Experiment
 from recurra.train.loop import Trainer
@@ -38,14 +37,13 @@ def motions(tmp_path_factory) -> MotionsConfig:
 
 @pytest.fixture
 def make(motions, tmp_path):
-    def trainer(name, kind, *, model=None, schedule=None, optimizer=None, init_from=None, **training):
+    def trainer(name, kind, *, init_from=None, **training):
         experiment = Experiment(
             experiment=kind,
             data=motions,
             init_from=init_from,
-            model=model or MODELS[kind],
-            optimizer=optimizer or OptimizerConfig(learning_rate=0.01),
-            schedule=schedule or ScheduleConfig(),
+            model=MODELS[kind],
+            optimizer=OptimizerConfig(learning_rate=0.01),
             training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
         )
         return Trainer(experiment, RunFolder(tmp_path / name), evaluate)
@@ -53,48 +51,18 @@ def make(motions, tmp_path):
     return trainer
 
 
-def fit(trainer: Trainer) -> str:
-    out = io.StringIO()
-    trainer.fit(Console(file=out, width=200))
-    return out.getvalue()
-
-
-def test_a_resumed_run_repeats_the_uninterrupted_one(make):
-    """With momentum, a fall of the learning rate between, a carried state that is not used, and dropout."""
-    kind = "motions-crvit"
-    settings = {
-        "optimizer": OptimizerConfig(algorithm="sgd", learning_rate=0.1, nesterov=True, weight_decay=1e-4),
-        "schedule": ScheduleConfig(shape="steps", steps=[1]),
-        "epochs": 2,
-        "save_every": 2,
-    }
-    whole = make("whole", kind, **settings)
-    fit(whole)
-    part = make("part", kind, **settings)
-    while part.position.step < 2:
-        part._update()
-    part.checkpoints.save(2, part.snapshot())
-    rest = make("part", kind, **settings)
-    rest.resume("last")
-    assert rest.position.step == 2
-    fit(rest)
-    assert rest.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, rest.model.state_dict()[name]), name
-
-
 def test_accuracy_is_that_of_the_last_segment(make):
     trainer = make("run", "motions-crvit", max_steps=1, monitor="accuracy")
     batch = trainer.validation.batch(0, 0)
     assert (batch.targets[:, 0] == IGNORED_TARGET).all()
-    fit(trainer)
+    trainer.fit(quiet())
     logits, _ = trainer.model.eval()(batch.inputs)
     expected = (logits[:, -1].argmax(-1) == batch.targets[:, -1]).float().mean().item()
     assert trainer.scores["best"]["accuracy"] == expected
 
 
 def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
-    fit(make("first", "motions-timesformer", max_steps=1))
+    make("first", "motions-timesformer", max_steps=1).fit(quiet())
     settings = {"init_from": str(tmp_path / "first"), "epochs": 1, "save_every": 1}
     part = make("part", "motions-crvit", **settings)
     part.begin()
@@ -107,36 +75,26 @@ def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
     assert rest.begin() == ""
     for name, tensor in rest.model.state_dict().items():
         assert torch.equal(tensor, trained[name]), name
-    fit(rest)
+    rest.fit(quiet())
     missing = make("missing", "motions-crvit", **settings)
     missing.resume("last")  # has no checkpoint: it starts anew, and misses the weights
     with pytest.raises(FileNotFoundError, match="which does not exist; expected a file or folder"):
-        fit(missing)
+        missing.fit(quiet())
 
 
 # --- PI-ViT: poses reach the loss in training ---
 
 
-class Source:
-    batch_size = 2
-
-    def __len__(self):
-        return 1
-
-    def batch(self, epoch, step):
-        clip = torch.linspace(-1, 1, 2 * 2 * 3 * 64).view(2, 2, 3, 8, 8)
-        poses = Poses(torch.linspace(0, 7, 24).view(2, 2, 3, 2), torch.ones(2, 1, 5))
-        return Batch(clip, torch.tensor([[1], [3]]), continues=False, poses=poses)
-
-
 def test_poses_reach_the_loss(tmp_path):
-    data = SimpleNamespace(output_size=4, source=lambda split: Source(), fingerprint=lambda: "of the videos")
+    clip = torch.linspace(-1, 1, 2 * 2 * 3 * 64).view(2, 2, 3, 8, 8)
+    poses = Poses(torch.linspace(0, 7, 24).view(2, 2, 3, 2), torch.ones(2, 1, 5))
+    batch = Batch(clip, torch.tensor([[1], [3]]), continues=False, poses=poses)
+    data = SimpleNamespace(output_size=4, source=lambda split: Batches(batch), fingerprint=lambda: "of the videos")
     training = TrainingConfig(max_steps=1, tensorboard=False, accelerator="cpu")
     model = PIViTConfig(**SMALL | {"patch_size": 4, "n_layer": 1}, n_joints=3, d_skeleton=5)
     config = VideoConfig(path=str(tmp_path), n_frames=2, n_segments=1, image_size=8)
     experiment = Experiment(experiment="video-pi-vit", data=config, model=model, training=training)
     trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, open_data=lambda *_: data)
-    batch = Source().batch(0, 0)
     loss, _, _ = trainer._loss(batch, 2, None)
     expected, _ = trainer.model.loss(batch.inputs, batch.targets, poses=batch.poses)
     torch.testing.assert_close(loss, expected.sum())

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.models.shell import mixers_with_transition, transition_of
+from recurra.models.shell import evaluation_mode, mixers_with_transition, transition_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +59,10 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
         got = f"{kind_of(model)} with {f'the mixers {names}' if names else 'no mixers in blocks'}"
         raise ValueError(sentence("model", got, "a mixer with a method transition(x)"))
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
-    with ExitStack() as afterwards:
-        for module in model.modules():
-            afterwards.callback(setattr, module, "training", module.training)
+    with ExitStack() as hooks, evaluation_mode(model), torch.no_grad():
         for layer, mixer in mixers.items():
-            hook = mixer.register_forward_pre_hook(partial(_keep_transition, recorded, layer))
-            afterwards.callback(hook.remove)
-        model.eval()
-        with torch.no_grad():
-            model(tokens, state)
+            hooks.enter_context(mixer.register_forward_pre_hook(partial(_keep_transition, recorded, layer)))
+        model(tokens, state)
     return GateRecord(
         layers=tuple(mixers),
         magnitudes=tuple(recorded[layer][0] for layer in mixers),

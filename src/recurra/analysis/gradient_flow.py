@@ -182,7 +182,6 @@ def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
 
 
 def _recurrent_norms(cell: GRUCell) -> list[Float[Tensor, ""]]:
-    """||U_r||_2, ||U_u||_2 and ||U_c||_2 of a cell's recurrent matrices."""
     return [torch.linalg.matrix_norm(row.recurrent, ord=2) for row in (cell.reset, cell.update, cell.candidate)]
 
 

@@ -80,15 +80,11 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             with suppress(PermissionError):  # another user's lock, in a folder that several share
-                if stack.enter_context(locked(self.folder / ".lock")):
-                    self._discard_leftovers()
+                exclusive = stack.enter_context(locked(self.folder / ".lock"))
+                for temporary, name in leftovers(self.folder) if exclusive else ():
+                    if _ENTRY.fullmatch(name):  # the folder may have other things
+                        discard(temporary)
             yield
-
-    def _discard_leftovers(self) -> None:
-        """Remove half-written entries; the folder may have other things."""
-        for temporary, name in leftovers(self.folder):
-            if _ENTRY.fullmatch(name):
-                discard(temporary)
 
 
 @contextmanager
@@ -294,15 +290,20 @@ def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile])
         raise FileNotFoundError(sentence("path", got, f"a train, a valid and a test file named {_NAMES}", hint))
 
 
-def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
-    """Join texts to longer ones, each of at least `n_characters` but for the last."""
+def grouped(texts: Iterable[str], n_characters: int) -> Iterator[list[str]]:
+    """Group texts into lists, each of at least `n_characters` together but for the last."""
     waiting: list[str] = []
     size = 0
     for text in texts:
         waiting.append(text)
         size += len(text)
         if size >= n_characters:
-            yield "".join(waiting)
+            yield waiting
             waiting, size = [], 0
     if waiting:
-        yield "".join(waiting)
+        yield waiting
+
+
+def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
+    """Join texts to longer ones, each of at least `n_characters` but for the last."""
+    return map("".join, grouped(texts, n_characters))

@@ -23,7 +23,7 @@ from recurra._files.digests import file_sha256, json_sha256, read_stamped, write
 from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import choose, require, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Unit, corpus_path, find_units
-from recurra.data._files import progress
+from recurra.data._files import grouped, progress
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.tokenizers import (
     EOS,
@@ -240,7 +240,6 @@ def _require_as_asked(what: Preparation, units: list[Unit], found: TextEncoder) 
 
 
 def _training(units: list[Unit]) -> list[Unit]:
-    """Return the units that a vocabulary is made of."""
     return [unit for unit in units if unit.split == "train"] or units
 
 
@@ -304,19 +303,8 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
 
 def _batches(unit: Unit) -> Iterator[list[str]]:
     """Yield the documents of a unit in lists of about `_BATCH_CHARACTERS`; each line of a text file is a document."""
-    if unit.source == "folder":
-        yield from map(split_lines, unit.documents())
-        return
-    batch: list[str] = []
-    n_characters = 0
-    for document in unit.documents():
-        batch.append(document)
-        n_characters += len(document)
-        if n_characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, n_characters = [], 0
-    if batch:
-        yield batch
+    documents = unit.documents()
+    return map(split_lines, documents) if unit.source == "folder" else grouped(documents, _BATCH_CHARACTERS)
 
 
 def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any] | None:
@@ -333,5 +321,4 @@ def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any]
 
 
 def _path(what: Preparation, unit: Unit) -> Path:
-    """Where the shard of a unit is, or will be."""
     return what.out / f"{unit.split}-{unit.number:05d}.npy"

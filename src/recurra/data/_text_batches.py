@@ -1,4 +1,7 @@
-"""Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
+"""Batches from one long text: parallel streams, windows that overlap, or excerpts from random places.
+
+The argument `batch_size` counts the sequences of all ranks together, the attribute those on this rank.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -73,10 +76,9 @@ class StreamSource:
     stream that has ended gets token 0 as input and ignored targets; so does the stream that a rank lacks if
     `world_size` does not divide `batch_size`.
 
-    tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
-    this rank. drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the
-    shards of the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training,
-    begin the streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
+    drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the shards of
+    the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training, begin the
+    streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
     """
 
     def __init__(
@@ -130,7 +132,6 @@ class StreamSource:
         return first, last
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the segment of each stream at a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         first, last = self._ends(epoch, step)
         shift = 0
@@ -157,9 +158,6 @@ class OverlappingSource:
     Every token is a target exactly once, except the very first. Every window is the start of a new stream, so that what
     a model knows of the text is what it reads in the window. Windows at the start of the text have less before them;
     after the end of the text come token 0 and ignored targets.
-
-    tokens: (n,) numbers. batch_size: windows in a step, over all ranks together; the attribute of the same name counts
-    those on this rank.
     """
 
     def __init__(
@@ -176,7 +174,6 @@ class OverlappingSource:
         return -(-n_windows // self._step)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the windows of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         inputs = np.zeros((self.batch_size, self._context + self._stride), dtype=np.int64)
         targets = np.full_like(inputs, IGNORED_TARGET)
@@ -198,8 +195,7 @@ class ExcerptSource:
     dealt to the ranks in order: the number of ranks does not change what a step reads. An epoch has as many steps as it
     takes to read as many tokens as the text has, and at least one.
 
-    tokens: (n,) numbers. batch_size: excerpts over all ranks together, a multiple of world_size; the attribute of the
-    same name counts those on this rank. segment_length: tokens of an excerpt.
+    batch_size: a multiple of world_size. segment_length: tokens of an excerpt.
     """
 
     def __init__(
@@ -218,7 +214,6 @@ class ExcerptSource:
         return max(1, (len(self._tokens) - 1) // (self._all_ranks * self._segment_length))
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the excerpts of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
         length = self._segment_length + 1
@@ -261,8 +256,7 @@ class PackedSource:
     The shards are read in an order of its own for each epoch, row after row, and dealt to the ranks in order. Where a
     row ends inside a document, the rest of it begins the next row as a document of its own.
 
-    tokens: of a prepared corpus. batch_size: rows over all ranks together, a multiple of world_size; the attribute of
-    the same name counts the sequences of a batch, which is one, with borders. row_length: tokens of a row.
+    batch_size: rows, a multiple of world_size; a batch is one sequence with borders. row_length: tokens of a row.
     """
 
     def __init__(
@@ -279,7 +273,6 @@ class PackedSource:
         return (len(self._tokens) - 1) // (self._step * self._row_length)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the rows of a step, end to end. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         text = self._tokens.shuffled(self._seed, epoch)
         first = (step * self._step + self._first) * self._row_length

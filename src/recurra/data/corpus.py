@@ -114,25 +114,21 @@ def _note_on_cut(files: dict[Split, TextFile]) -> str:
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
-    """Make the encoder of a training file, or read it from the cache."""
     made_from: dict[str, object] = {"source": _identity(file), "encoding": _ENCODING}
+
+    def write(out: BinaryIO) -> None:
+        if bpe_vocab_size is None:
+            made: Vocabulary | BytePairEncoding = Vocabulary.from_text(_read(file, "Counting words"))
+        else:
+            made = BytePairEncoding.train(_read(file, "Training the tokenizer"), bpe_vocab_size)
+        out.write(made.to_json().encode())
+
     if bpe_vocab_size is None:
-
-        def write_words(out: BinaryIO) -> None:
-            out.write(Vocabulary.from_text(_read(file, "Counting words")).to_json().encode())
-
-        return Vocabulary.load(store.get("words", made_from, write_words))
-
-    def write_bpe(out: BinaryIO) -> None:
-        blocks = _read(file, "Training the tokenizer")
-        out.write(BytePairEncoding.train(blocks, bpe_vocab_size).to_json().encode())
-
-    made_from["bpe_vocab_size"] = bpe_vocab_size
-    return BytePairEncoding.load(store.get("bpe", made_from, write_bpe))
+        return Vocabulary.load(store.get("words", made_from, write))
+    return BytePairEncoding.load(store.get("bpe", made_from | {"bpe_vocab_size": bpe_vocab_size}, write))
 
 
 def _encoded(split: Split, file: TextFile, encoder: TextEncoder, store: Cache) -> np.ndarray:
-    """Encode a file, or read its tokens from the cache."""
     # Little-endian and as narrow as the vocabulary allows.
     number_type = np.dtype("<u2" if len(encoder) <= 2**16 else "<u4")
 
@@ -184,7 +180,6 @@ class _Shard:
 
     path: Path
     n_tokens: int
-    n_documents: int
     sha256: str
     documents_sha256: str
 
@@ -211,14 +206,6 @@ def _opened(shard: _Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
         return dtype, file.tell()
 
 
-@cache
-def _require_documents(shard: _Shard, version: tuple[int, ...]) -> None:
-    """Compare the places of documents with their digest, once for each version."""
-    path = shard.path.with_suffix(DOCUMENTS_SUFFIX)
-    if file_sha256(path) != shard.documents_sha256:
-        raise ValueError(sentence(str(path), "damaged", "the file that its digest was made of", _AGAIN))
-
-
 def _version(path: Path) -> tuple[int, ...]:
     """What differs once a file was written again or another one has taken its place, whatever date it was given."""
     found = path.stat()
@@ -227,8 +214,10 @@ def _version(path: Path) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _starts(shard: _Shard, version: tuple[int, ...]) -> np.ndarray:
-    _require_documents(shard, version)
-    starts: np.ndarray = np.load(shard.path.with_suffix(DOCUMENTS_SUFFIX))
+    path = shard.path.with_suffix(DOCUMENTS_SUFFIX)
+    if file_sha256(path) != shard.documents_sha256:
+        raise ValueError(sentence(str(path), "damaged", "the file that its digest was made of", _AGAIN))
+    starts: np.ndarray = np.load(path)
     return starts
 
 
@@ -293,7 +282,7 @@ class ShardCorpus(_Corpus[ShardedTokens]):
         self._tokens: dict[Split, ShardedTokens] = {}
         self.digests = {split: json_sha256(entries) for split, entries in index["splits"].items()}
         for split, entries in index["splits"].items():
-            names = ("tokens", "documents", "digest", "documents_digest")
+            names = ("tokens", "digest", "documents_digest")
             shards = [_Shard(folder / entry["name"], *(entry[name] for name in names)) for entry in entries]
             for shard, entry in zip(shards, entries):
                 if not shard.path.is_file() or shard.path.stat().st_size != entry["bytes"]:

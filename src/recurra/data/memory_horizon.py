@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from recurra.checks import choose, fields_of, kind_of, require, require_at_least, require_whole_number, sentence
@@ -258,7 +258,6 @@ class _SampleSource:
         return len(self._order)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: (B, L) inputs and targets. Raises what `BatchSource.batch` raises."""
         places, n_counted = self._order.samples(epoch, step)
         targets = self._targets[places]
         targets[n_counted:] = IGNORED_TARGET
@@ -273,7 +272,6 @@ class _WindowSource(_SampleSource):
         self._data = data
 
     def length(self, epoch: int) -> int:
-        """Return the length of an epoch's sequences."""
         for length, epochs in zip(self._data.config.window_lengths, self._data.config.window_epochs):
             if epoch < epochs:
                 return length
@@ -281,7 +279,6 @@ class _WindowSource(_SampleSource):
         return self._tokens.shape[1]
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: (B, L) or (B windows, length). Raises what `BatchSource.batch` raises."""
         length, whole, data = self.length(epoch), self._tokens.shape[1], self._data
         if length == whole:
             return super().batch(epoch, step)
@@ -296,21 +293,10 @@ class _WindowSource(_SampleSource):
 
 
 class SpanAccuracy(NamedTuple):
-    """The number of correct predictions by memory span, on the CPU.
+    """The numbers of correct positions and of all positions at each memory span, 0, 1, 2, ...; on the CPU."""
 
-    edges: (bins + 1,) int64, increasing: bin i holds the spans with edges[i] <= span < edges[i + 1].
-    n_correct: (bins,) int64, correct positions.
-    counts: (bins,) int64, all positions.
-    """
-
-    edges: Int[Tensor, " bins+1"]
-    n_correct: Int[Tensor, " bins"]
-    counts: Int[Tensor, " bins"]
-
-    @property
-    def accuracies(self) -> Float[Tensor, " bins"]:
-        """The share of correct positions in each bin, float64 in [0, 1]; NaN for an empty bin."""
-        return self.n_correct.double() / self.counts.double()
+    n_correct: Int[Tensor, " spans"]
+    counts: Int[Tensor, " spans"]
 
     @property
     def overall(self) -> float:

@@ -245,7 +245,6 @@ def has_prepared(config: TextConfig, vocabulary: TextEncoder) -> bool:
 
 
 def _shards_folder(config: TextConfig) -> Path:
-    """Name the folder of the cache into which a corpus is prepared."""
     from recurra.data._documents import corpus_path, training_identity
 
     assert config.source != "folder"

@@ -45,7 +45,6 @@ class _Encoder:
     """What the encoders share: many texts at once, and a file of JSON."""
 
     def encode(self, text: str) -> np.ndarray:
-        """Turn text into tokens: (n,) int64."""
         raise NotImplementedError
 
     def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +53,6 @@ class _Encoder:
         return np.concatenate(encoded), np.array([len(tokens) for tokens in encoded])
 
     def to_json(self) -> str:
-        """Return what `save` writes, as text."""
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -70,7 +68,6 @@ class _Encoder:
 
     @classmethod
     def from_json(cls: type[_Own], text: str, name: str) -> _Own:
-        """Read what `to_json` returned; `name` is what messages call it. Raises ValueError as `load`."""
         raise NotImplementedError
 
 

@@ -4,7 +4,7 @@ Its block is Transformer-XL's, post-norm as published or pre-norm, around any at
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -75,7 +75,6 @@ class PreNormMemoryBlock(_TransformerXLBlock):
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block; `shared` is what it shares with other layers'."""
         attended, state = self.attention(x, state, norm=self.norm_attention, **shared)
         x = x + self.dropout(attended)
         return x + self.feed_forward(self.norm_feed_forward(x)), state
@@ -132,12 +131,10 @@ class TransformerConfig(ModelConfig):
 
     @property
     def entering_dropout(self) -> float:
-        """Probability of dropping a channel of the embedding."""
         return self.dropout if self.input_dropout is None else self.input_dropout
 
     @property
     def leaving_dropout(self) -> float:
-        """Probability of dropping a channel of what the output layer reads."""
         return self.dropout if self.output_dropout is None else self.output_dropout
 
     def __post_init__(self) -> None:
@@ -167,7 +164,7 @@ class AdaptiveShell(LanguageModelShell):
     """What Transformer-XL, CRT and the Recurrent Memory Transformer share around their bodies.
 
     `loss` forms the logits of a target's cluster alone. A model makes its parts in the order in which its weights are
-    drawn: `_make_embedding`, its own, blocks by `_make_block`, `_make_head`.
+    drawn: the embedding, its own, and `_make_stack`.
     """
 
     forms_logits: ClassVar[bool] = False
@@ -189,9 +186,16 @@ class AdaptiveShell(LanguageModelShell):
     def _make_head(self) -> AdaptiveSoftmax:
         return AdaptiveSoftmax(self.config.vocab_size, self.config.d_model, **self._vocabulary)
 
+    def _make_stack(self, attentions: Iterable[Mixer]) -> None:
+        """Make a block around each attention, and the head."""
+        self.blocks = nn.ModuleList(make_block(self.config, attention) for attention in attentions)
+        self.head = self._make_head()
+        self.blocks.apply(initialise)
+        if self.config.tie_embeddings:
+            self.head.tie_tables(self.embedding)
+
     @property
     def attentions(self) -> list[Mixer]:
-        """The attention of every block."""
         return [cast(Mixer, block.attention) for block in self.blocks]
 
     def enter(self, x: Float[Tensor, "B L d_model"], tokens: Tensor | None = None) -> Tensor:
@@ -200,12 +204,10 @@ class AdaptiveShell(LanguageModelShell):
         return entered
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
-        """Ask the adaptive softmax, without the logits of the whole vocabulary."""
         losses: Tensor = self.head.loss(hidden.flatten(0, 1), targets.flatten())
         return losses.view_as(targets)
 
     def initial_state(self, batch: int) -> Any:
-        """Return the state at the start of a stream."""
         return self._start(torch.empty(batch, 0, self.config.d_model, **self._like()))
 
     def require_state(self, state: Any, batch: int) -> None:
@@ -242,7 +244,6 @@ class EncodedShell(AdaptiveShell):
     def body(
         self, x: Float[Tensor, "B L d_model"], state: Any, **options: Any
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Run the blocks."""
         layers = (self._start(x) if state is None else self._checked_state(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
@@ -267,7 +268,6 @@ def make_dropout(config: TransformerConfig, p: float | None = None) -> nn.Module
 
 
 def make_block(config: TransformerConfig, attention: Mixer) -> nn.Module:
-    """Put an attention into a block, as the shape says."""
     return _TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: make_dropout(config))
 
 

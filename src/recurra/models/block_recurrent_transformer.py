@@ -14,7 +14,7 @@ from recurra.layers.attention import dot_product_attention
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import StateSpec, with_zero_gradients
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.models._adaptive_shell import EncodedShell, TransformerConfig, initialise, make_block, make_dropout
+from recurra.models._adaptive_shell import EncodedShell, TransformerConfig, make_dropout
 from recurra.models.registry import register_model
 
 
@@ -153,23 +153,15 @@ class BlockRecurrentTransformer(EncodedShell):
 
     Every token sees the last segment_length tokens, in every layer, with relative positions (the paper has T5's biases
     instead of Transformer-XL's). No gradient flows into tokens before the open block; through the state vectors
-    gradients flow until the caller detaches the state.
-
-    Args:
-        config: the model's shape; d_model must be even.
+    gradients flow until the caller detaches the state. `d_model` must be even.
     """
 
     state_class = BlockRecurrentTransformerState
 
     def __init__(self, config: BlockRecurrentTransformerConfig) -> None:
         super().__init__(config)
-        layers = range(1, config.n_layer + 1)
         self.encoding_dropout = make_dropout(config)
-        self.blocks = nn.ModuleList(make_block(config, self._make_attention(number)) for number in layers)
-        self.head = self._make_head()
-        self.blocks.apply(initialise)
-        if config.tie_embeddings:
-            self.head.tie_tables(self.embedding)
+        self._make_stack(map(self._make_attention, range(1, config.n_layer + 1)))
 
     def _make_attention(self, number: int) -> RelativeAttention:
         config = self.config

@@ -13,14 +13,7 @@ from recurra.mixers.base import Mixer, with_zero_gradients
 from recurra.mixers.relative_attention import RelativeAttention
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.segment_attention import SegmentAttention
-from recurra.models._adaptive_shell import (
-    AdaptiveShell,
-    TransformerConfig,
-    draw_biases,
-    initialise,
-    make_block,
-    require_position,
-)
+from recurra.models._adaptive_shell import AdaptiveShell, TransformerConfig, draw_biases, require_position
 from recurra.models.registry import register_model
 from recurra.ops.cells.gru import GRUCell, RecurrentWeights
 from recurra.ops.cells.orthogonal import NCGRUCell
@@ -177,9 +170,6 @@ class CompactRecurrentTransformer(AdaptiveShell):
 
     With `memory="none", position="relative"` it is the Transformer baseline; the other combinations are the ablations
     of CRT Table 8.
-
-    Args:
-        config: the model's shape.
     """
 
     state_class = CompactRecurrentTransformerState
@@ -188,12 +178,8 @@ class CompactRecurrentTransformer(AdaptiveShell):
         super().__init__(config)
         self.memory = _make_memory(config.memory, config.d_model)
         self.position = _make_position(config.position, config.position_start, config.d_model)
-        self.blocks = nn.ModuleList(make_block(config, self._make_attention()) for _ in range(config.n_layer))
-        self.head = self._make_head()
-        self.blocks.apply(initialise)
+        self._make_stack(self._make_attention() for _ in range(config.n_layer))
         self.blocks.apply(draw_biases)
-        if config.tie_embeddings:
-            self.head.tie_tables(self.embedding)
         self._window = AttentionWindow(config.segment_length, mem_len=0)
 
     def _make_attention(self) -> Mixer:

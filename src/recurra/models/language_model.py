@@ -55,30 +55,25 @@ class MixerBlock(nn.Module):
         carried = None
         if x.shape[-1] > self.mixer.d_model:
             x, carried = x.tensor_split([self.mixer.d_model], -1)
-        x, carried, state = self.mix_steps(x, carried, state, lengths)
-        x = self.mix_channels(x, routing, lengths.get("mask"))
+        stream, entering = self._enter(self.norm_mixing, x)
+        if carried is None or not self.mixer.d_carried:
+            mixed, state = self.mixer(entering, state, **lengths)
+        else:
+            mixed, state = self.mixer(torch.cat([entering, carried], -1), state, **lengths)
+            mixed, carried = mixed.tensor_split([self.mixer.d_model], -1)
+        x = self._mix_channels(stream + self._leave(self.norm_mixing, mixed), routing, lengths.get("mask"))
         return x if carried is None else torch.cat([x, carried], -1), state
 
-    def mix_steps(
-        self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
-    ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
-        """Apply the norm and the time mixing layer; return x, the carried channels and the state after it."""
-        mixed, carried, state = self._call_mixer(self.norm_mixing(x), carried, state, lengths)
-        return x + self.dropout(mixed), carried, state
+    def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream, and what a layer reads."""
+        return x, norm(x)
 
-    def _call_mixer(
-        self, x: Tensor, carried: Tensor | None, state: Any, lengths: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        if carried is None or not self.mixer.d_carried:
-            mixed, state = self.mixer(x, state, **lengths)
-            return mixed, carried, state
-        mixed, state = self.mixer(torch.cat([x, carried], -1), state, **lengths)
-        return *mixed.tensor_split([self.mixer.d_model], -1), state
+    def _leave(self, norm: nn.Module, mixed: Tensor) -> Tensor:
+        """Return what a layer adds to the stream."""
+        added: Tensor = self.dropout(mixed)
+        return added
 
-    def mix_channels(
-        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "B L d_model"]:
-        """Apply the other half of a block, if it has one."""
+    def _mix_channels(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
         return x
 
     @torch.no_grad()
@@ -110,16 +105,11 @@ class Block(MixerBlock):
         self.norm_feed_forward = norm_feed_forward
         self.feed_forward = feed_forward
 
-    def mix_channels(
-        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "B L d_model"]:
-        """Apply the norm and the feed-forward network."""
-        return x + self.dropout(self.call_network(self.norm_feed_forward(x), routing, mask))
+    def _mix_channels(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
+        stream, entering = self._enter(self.norm_feed_forward, x)
+        return stream + self._leave(self.norm_feed_forward, self._call_network(entering, routing, mask))
 
-    def call_network(
-        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None, mask: Tensor | None
-    ) -> Float[Tensor, "B L d_model"]:
-        """Apply the feed-forward network alone."""
+    def _call_network(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
         mixed: Tensor = self.feed_forward(x)
         return mixed
 
@@ -127,19 +117,11 @@ class Block(MixerBlock):
 class NormAfterBlock(Block):
     """x = x + norm(TimeMixing(x)); x = x + norm(FFN(x)), as in OLMo 2 (arXiv 2501.00656, section 3.2)."""
 
-    def mix_steps(
-        self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
-    ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
-        """Apply the time mixing layer, then the norm."""
-        mixed, carried, state = self._call_mixer(x, carried, state, lengths)
-        return x + self.dropout(self.norm_mixing(mixed)), carried, state
+    def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
 
-    def mix_channels(
-        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "B L d_model"]:
-        """Apply the feed-forward network, then the norm."""
-        mixed: Tensor = x + self.dropout(self.norm_feed_forward(self.feed_forward(x)))
-        return mixed
+    def _leave(self, norm: nn.Module, mixed: Tensor) -> Tensor:
+        return super()._leave(norm, norm(mixed))
 
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
@@ -148,43 +130,29 @@ class NormAfterBlock(Block):
             norm.weight.mul_(scale)  # type: ignore[operator]
 
 
-class NormedStreamBlock(Block):
+class _NormedStreamBlock(Block):
     """x = norm(x); x = x + TimeMixing(x); x = norm(x); x = x + FFN(x), as in MiniMax-01 (arXiv 2501.08313)."""
 
-    def mix_steps(
-        self, x: Float[Tensor, "B L d_model"], carried: Tensor | None, state: Any, lengths: dict[str, Any]
-    ) -> tuple[Float[Tensor, "B L d_model"], Tensor | None, Any]:
-        """Apply the norm to the stream, then the time mixing layer."""
-        x = self.norm_mixing(x)
-        mixed, carried, state = self._call_mixer(x, carried, state, lengths)
-        return x + self.dropout(mixed), carried, state
-
-    def mix_channels(
-        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "B L d_model"]:
-        """Apply the norm to the stream, then the feed-forward network."""
-        x = self.norm_feed_forward(x)
-        return x + self.dropout(self.call_network(x, routing, mask))
+    def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = norm(x)
+        return x, x
 
 
-class ExpertsBlock(Block):
+class _ExpertsBlock(Block):
     """The same as `Block` with a mixture of experts."""
 
-    def call_network(
-        self, x: Float[Tensor, "B L d_model"], routing: list[Routing] | None, mask: Tensor | None
-    ) -> Float[Tensor, "B L d_model"]:
-        """Apply the experts that the router chooses."""
+    def _call_network(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
         mixed: Tensor = self.feed_forward(x, routing, mask)
         return mixed
 
 
-class _NormedStreamExpertsBlock(ExpertsBlock, NormedStreamBlock):
+class _NormedStreamExpertsBlock(_ExpertsBlock, _NormedStreamBlock):
     """Norms of the stream, and a mixture of experts."""
 
 
-_BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock, "stream": NormedStreamBlock}
+_BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock, "stream": _NormedStreamBlock}
 """With dense feed-forward networks, by the place of the norms."""
-_EXPERTS_BLOCKS: dict[str, type[Block]] = {"before": ExpertsBlock, "stream": _NormedStreamExpertsBlock}
+_EXPERTS_BLOCKS: dict[str, type[Block]] = {"before": _ExpertsBlock, "stream": _NormedStreamExpertsBlock}
 
 
 _EXPERT_OPTIONS = {
@@ -326,9 +294,6 @@ class LanguageModel(LanguageModelShell):
     """Embedding without positional encoding, a stack of mixers, a final norm and a linear head.
 
     Weights are drawn from N(0, 1 / fan-in) and biases start at 0 (our choice; the paper does not say).
-
-    Args:
-        config: the model's shape.
     """
 
     body_takes_lengths = True
@@ -408,7 +373,7 @@ class LanguageModel(LanguageModelShell):
         for number, block in enumerate(self.blocks):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
-            if isinstance(block, ExpertsBlock):
+            if isinstance(block, _ExpertsBlock):
                 return f"block {number} chooses experts, and what it computes depends on the numbers in it"
         return ""
 

@@ -11,7 +11,7 @@ from recurra.checks import require_at_least, require_layout
 from recurra.layers.attention import AttentionWindow
 from recurra.mixers.base import with_zero_gradients
 from recurra.mixers.relative_attention import RelativeAttention
-from recurra.models._adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, require_position
+from recurra.models._adaptive_shell import AdaptiveShell, TransformerConfig, require_position
 from recurra.models.registry import register_model
 
 
@@ -47,10 +47,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
     The memory enters in front of a segment and once more behind it; all steps attend causally over the segment with
     relative positions, so the tokens read the memory, and the tokens behind them gather what to write. Their outputs
     are the next segment's memory. A stream's first memory is learned. Gradients flow through the memory until the
-    caller detaches the state.
-
-    Args:
-        config: the model's shape; d_model must be even.
+    caller detaches the state. `d_model` must be even.
     """
 
     state_class = RecurrentMemoryTransformerState
@@ -58,11 +55,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
     def __init__(self, config: RecurrentMemoryTransformerConfig) -> None:
         super().__init__(config)
         self.first_memory = nn.Parameter(torch.randn(config.n_memory, config.d_model) * 0.02)
-        self.blocks = nn.ModuleList(make_block(config, self._make_attention()) for _ in range(config.n_layer))
-        self.head = self._make_head()
-        self.blocks.apply(initialise)
-        if config.tie_embeddings:
-            self.head.tie_tables(self.embedding)
+        self._make_stack(self._make_attention() for _ in range(config.n_layer))
         self._window = AttentionWindow(config.segment_length, mem_len=0)
 
     def _make_attention(self) -> RelativeAttention:

@@ -87,9 +87,6 @@ class TransformerXL(EncodedShell):
     In the published code, training feeds one segment at once. Here, segments depend on the position in the stream: they
     begin at multiples of `segment_length`. Within a segment, the caller decides whether gradients flow between calls;
     no gradient flows into the memory (section 3.2). With whole segments, the results equal the published code's.
-
-    Args:
-        config: the model's shape.
     """
 
     state_class = TransformerXLState

@@ -23,7 +23,6 @@ from recurra._files.digests import MANIFEST, file_sha256, read_stamped, require_
 from recurra._files.weights import write_safetensors
 from recurra._files.writing import discard, naming, sync_folder
 from recurra.checks import sentence
-from recurra.state import map_tensors
 from recurra.train._process import Ranks, local
 from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_tensors, split_tensors, with_versions
 
@@ -66,7 +65,7 @@ class _Pending(NamedTuple):
     plain: Any
     boxes: dict[str, _Box]
     tensors: dict[str, Any]
-    done: Callable[[], None]
+    done: Callable[[Path], None]
 
 
 def _on_cpu(tensor: Tensor, *, copy: bool) -> Tensor:
@@ -96,7 +95,7 @@ def _name(pending: _Pending, parts: list[tuple[str, dict[str, _Box]]]) -> None:
     discard(pending.target)  # there if a killed process wrote it after the checkpoint that this run goes on from
     pending.temporary.rename(pending.target)
     sync_folder(pending.target.parent)
-    pending.done()
+    pending.done(pending.target)
 
 
 def load_sharded(path: Path, target: Target | None = None) -> Payload:
@@ -138,24 +137,18 @@ class RankCheckpoints(CheckpointFolder):
     def _file(self, step: int) -> Path:
         return self.path / f"step-{step:010d}"
 
-    def save(self, step: int, payload: Payload) -> Path:
-        target = self._file(step)
-        self._begin(target, with_versions(payload), lambda: self._drop_old(target))
-        return target
-
-    def save_best(self, payload: Payload) -> None:
-        target = self.path / f"best-{payload['position']['step']:010d}"
-        self._begin(target, with_versions(payload), lambda: self._keep_best(target))
+    def _best_file(self, payload: Payload) -> Path:
+        return self.path / f"best-{payload['position']['step']:010d}"
 
     def drop_after(self, step: int) -> None:
         if self._ranks.is_first:
             super().drop_after(step)
         self._ranks.wait()
 
-    def _begin(self, target: Path, payload: Payload, done: Callable[[], None]) -> None:
+    def _write(self, target: Path, payload: Payload, done: Callable[[Path], None]) -> None:
         """Begin to write; `done` is called on the first rank once the checkpoint has its name."""
         self.finish()
-        plain, tensors = split_tensors(payload, target)
+        plain, tensors = split_tensors(with_versions(payload), target)
         temporary = target.with_name(f".{target.name}.{self._ranks.from_first(secrets.token_hex(8))}.tmp")
         own = {name: tensor for name, tensor in tensors.items() if self._writes(tensor)}
         # A copy, if training goes on: the next update changes the weights in place.
@@ -224,7 +217,7 @@ class RankLayout:
             return torch.empty_like(like, dtype=dtype)
         if name.startswith("state."):
             rows, rest = self._rows(name, size), size[1:]
-            return self._of_all_streams(torch.empty((rows, *rest), dtype=dtype, device=self._device))
+            return self.of_all_streams(torch.empty((rows, *rest), dtype=dtype, device=self._device))
         return torch.empty(size, dtype=dtype)
 
     def lay_out(self, payload: Payload) -> Payload:
@@ -241,15 +234,8 @@ class RankLayout:
                 parts[name] = whole
         return dict(join_tensors(plain, parts))
 
-    def whole_state(self, state: object) -> object:
-        """Turn this rank's streams into tensors of all streams, for a checkpoint."""
-        return map_tensors(self._of_all_streams, state)
-
-    def own_state(self, state: object) -> object:
-        """Turn tensors of all streams, as read from a checkpoint, into those of this rank's."""
-        return map_tensors(local, state)
-
-    def _of_all_streams(self, rows: Tensor) -> Tensor:
+    def of_all_streams(self, rows: Tensor) -> Tensor:
+        """Turn this rank's streams into a tensor of all streams, of which each rank holds its own."""
         placements = [Shard(0), Replicate()]  # by streams, and alike on the ranks that share a sequence
         return DTensor.from_local(
             rows.detach().contiguous(), self._ranks.mesh(self._device), placements, run_check=False

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from recurra._files.weights import shape_difference
 from recurra._files.writing import discard
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
-from recurra.state import state_from_plain, state_to_plain
-from recurra.train._process import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
-from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint
+from recurra.state import map_tensors, state_from_plain, state_to_plain
+from recurra.train._process import Ranks, local, recompute_blocks, reseed, set_up_process, settled, shard
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, require_fitting
 from recurra.train.experiment import Experiment, require_resumable, to_plain
 from recurra.train.losses import Levels, Objective
 from recurra.train.metrics import RunningSums
@@ -122,7 +121,6 @@ class ResumableRun:
 
     @property
     def source(self) -> BatchSource:
-        """The training batches."""
         return self.levels.source
 
     def begin(self) -> str:
@@ -148,7 +146,7 @@ class ResumableRun:
             "base": self.adapters and self.adapters.base,
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "state": state_to_plain(self._layout.whole_state(self.state) if several else self.state),
+            "state": state_to_plain(map_tensors(self._layout.of_all_streams, self.state) if several else self.state),
             "window": self.sums.state_dict(self.ranks),
             "levels": self.levels.state_dict(self.ranks),
             "scores": self.scores,
@@ -176,7 +174,7 @@ class ResumableRun:
         if self.ranks.several:
             if not path.is_dir():
                 saved = self._layout.lay_out(saved)
-            saved["state"] = self._layout.own_state(saved["state"])
+            saved["state"] = map_tensors(local, saved["state"])
         if saved["data"] != self._data_fingerprint:
             got = f"{self.experiment.data.path}, which has changed since {path} was saved"
             hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"
@@ -184,9 +182,7 @@ class ResumableRun:
         if self.adapters is not None:
             self.adapters.require_base(saved["base"], path)
         # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
-        if difference := shape_difference(self.model, saved["model"]):
-            got = f"a checkpoint of another model (it has {difference})"
-            raise CheckpointError(sentence(str(path), got, "one of this model"))
+        require_fitting(self.model, saved["model"], path)
         state = state_from_plain(saved["state"], self.model)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.state = state

@@ -89,7 +89,6 @@ class Adapters:
 
 
 def _targets(model: nn.Module, asked: list[str] | str) -> list[str]:
-    """The names of the linear layers that are asked for."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     words = [asked] if isinstance(asked, str) else asked
     if asked == _ALL:

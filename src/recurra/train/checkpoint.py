@@ -11,7 +11,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
         if isinstance(value, Tensor):
             # FSDP pads memory, so even a rank without a part of a tied tensor counts it once.
             here = value.to_local() if hasattr(value, "to_local") else value
-            memory = _address(here)
+            memory = here.untyped_storage().data_ptr()
             key = (memory, here.storage_offset(), value.shape, here.stride(), here.dtype) if memory else name
             if key not in names:
                 while name in tensors:  # a key with a dot can lead to the same name
@@ -86,14 +86,6 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
         raise ValueError(sentence(f"{name} in {path}", kind_of(value), _PLAIN))
 
     return {key: walk(value, key) for key, value in payload.items()}, tensors
-
-
-def _address(tensor: Tensor) -> int:
-    """Where a tensor's memory begins; 0 for one of a device without addresses."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def join_tensors(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -264,6 +256,9 @@ class CheckpointFolder:
         # Leading zeros make the order of names the order of steps.
         return self.path / f"step-{step:010d}{SUFFIX}"
 
+    def _best_file(self, payload: Payload) -> Path:
+        return self.path / f"best{SUFFIX}"
+
     @property
     def best(self) -> Path:
         """The path of the best checkpoint, whether it exists or not: a killed process may have left two."""
@@ -273,8 +268,7 @@ class CheckpointFolder:
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, then delete those that are too old to keep; an OSError deletes none."""
         target = self._file(step)
-        self._write(target, payload)
-        self._drop_old(target)
+        self._write(target, payload, self._drop_old)
         return target
 
     def poll(self) -> None:
@@ -291,9 +285,7 @@ class CheckpointFolder:
 
     def save_best(self, payload: Payload) -> None:
         """Write the best checkpoint over the previous best one. Raises OSError as `save` does."""
-        target = self.path / f"best{SUFFIX}"
-        self._write(target, payload)
-        self._keep_best(target)
+        self._write(self._best_file(payload), payload, self._keep_best)
 
     def call_best(self, step: int) -> None:
         """Make a step's checkpoint the best one too: a hard link if the file system has them, otherwise a copy."""
@@ -308,7 +300,8 @@ class CheckpointFolder:
             if other != target:
                 discard(other)
 
-    def _write(self, target: Path, payload: Payload) -> None:
+    def _write(self, target: Path, payload: Payload, done: Callable[[Path], None]) -> None:
+        """Write a checkpoint, then call `done` with its path."""
         try:
             _save_checkpoint(target, payload)
         except OSError as error:
@@ -316,6 +309,7 @@ class CheckpointFolder:
             stands = f"the last one, {steps[-1]}, is whole" if steps else "there is none yet, so the run starts again"
             how = f"once it can, continue with `recurra train --resume {shlex.quote(str(self.path.parent))}`"
             raise OSError(f"{error}: {how}; {stands}") from error
+        done(target)
 
     def _after(self, step: int) -> list[Path]:
         return [path for path in self.steps() if path.stem > self._file(step).stem]

@@ -42,7 +42,7 @@ def _accuracy_by_span(correct: Bool[Tensor, " n"], spans: Integer[Tensor, " n"])
     """Count correct positions by memory span: how many tokens the target at a position depends on."""
     counts = torch.bincount(spans)
     n_correct = torch.bincount(spans[correct], minlength=len(counts))
-    return SpanAccuracy(edges=torch.arange(len(counts) + 1), n_correct=n_correct.cpu(), counts=counts.cpu())
+    return SpanAccuracy(n_correct.cpu(), counts.cpu())
 
 
 class AroundResets:

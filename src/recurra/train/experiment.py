@@ -169,7 +169,6 @@ def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[
 
 
 def _is_default(experiment: Experiment, key: str) -> bool:
-    """Whether an option has its default."""
     *path, name = key.split(".")
     part: Any = reduce(getattr, path, experiment)
     own = next((one for one in fields(part) if one.name == name), None) if is_dataclass(part) else None

@@ -59,7 +59,6 @@ SUFFIXES = {".safetensors": "safetensors", ".gguf": "gguf"}
 
 
 def _format_of(path: Path) -> str:
-    """Recognise the format of the model at `path`."""
     if not path.exists():
         raise FileNotFoundError(sentence("model", f"{path}, which does not exist", "a file or folder"))
     if path.is_file() and path.suffix in SUFFIXES:
@@ -233,7 +232,6 @@ def _huggingface() -> Any:
 
 
 def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path) -> None:
-    """Write a model as a run."""
     if portable.tokenizer is None:
         raise ValueError(sentence("source", f"{source}, which has no tokenizer", "a model with one, as a run has"))
     lines = [

@@ -237,7 +237,6 @@ def _unless_hung_up() -> Iterator[None]:
 
 
 def _describe(record: _Record, total_steps: int) -> str:
-    """Write a record of the log as one line."""
     parts = [f"epoch {record['epoch']}  step {record['step']}/{total_steps}"]
     if "train_loss" in record:
         parts += [f"loss {record['train_loss']:.4f}", *_speeds(record)]

@@ -266,7 +266,6 @@ def _recipe_keys(name: str) -> Iterator[str]:
 
 
 def _parser(name: str) -> ArgumentParser:
-    """Make a parser for the keys of an experiment."""
     parser = ArgumentParser(
         prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False, print_config=None
     )

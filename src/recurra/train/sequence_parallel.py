@@ -161,7 +161,6 @@ class _Form:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device.type
 
     def empty(self) -> Tensor:
-        """Make such a tensor."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
 

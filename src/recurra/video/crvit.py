@@ -33,7 +33,6 @@ class _MemoryAttention(SelfAttention):
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N L d_model"]:
-        """Mix the steps of each sequence, with its memory if it is visible."""
         known = torch.cat([memory[:, None], x], 1)
         queries, keys, values = self._heads(self.queries_keys_values(known), 3)
         seen = torch.cat([visible[:, None], visible.new_ones(1, 1).expand(len(visible), x.shape[1])], 1)
@@ -47,9 +46,6 @@ class _PatchMemory(nn.Module):
         super().__init__()
         self.rnn = RNN(cell)
         self.n_vectors = n_patches
-
-    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
-        return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
@@ -127,9 +123,6 @@ class CompactRecurrentViT(VideoModel):
 
     Memory and class token are taken after the final norm. Gradients flow through them until the caller detaches the
     state. Use `recurra.video.crvit.load_timesformer` to start from a trained TimeSformer.
-
-    Args:
-        config: the model's shape.
     """
 
     config: CompactRecurrentViTConfig
@@ -144,10 +137,12 @@ class CompactRecurrentViT(VideoModel):
         self.head = nn.Linear(2 * config.d_model, config.n_classes)
         self.apply(initialise)
 
-    def start(self, batch: int, like: Tensor) -> CompactRecurrentViTState:
+    def initial_state(self, batch: int) -> CompactRecurrentViTState:
         """Return zeros: no memory, and no segment read."""
-        memory = self.memory.start(batch, like)
-        return CompactRecurrentViTState(memory, like.new_zeros(batch, self.config.d_model), like.new_zeros(batch))
+        zero = at_least_float32(self.embedding.class_token.new_zeros(()))
+        sizes = self.memory.n_vectors, self.config.d_model
+        memory, class_token = zero.new_zeros(batch, *sizes), zero.new_zeros(batch, sizes[1])
+        return CompactRecurrentViTState(memory, class_token, zero.new_zeros(batch))
 
     def read(
         self, segments: Float[Tensor, "B S T C H W"], state: CompactRecurrentViTState
@@ -162,7 +157,6 @@ class CompactRecurrentViT(VideoModel):
         return y, state
 
     def _segment(self, segment: Tensor, state: CompactRecurrentViTState) -> tuple[Tensor, CompactRecurrentViTState]:
-        """Return the logits (B, n_classes) of one segment."""
         has_past = state.started > 0
         class_token, patches = self.embedding(segment)
         tokens = self.encoder(

@@ -58,7 +58,7 @@ VIDEO_LAYOUTS: Registry[_Layout] = Registry("video layout")
 @VIDEO_LAYOUTS.register("csv")
 def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
     """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist."""
-    _refuse_protocol("csv", protocol)
+    require(protocol is None, "protocol", protocol, "null for layout csv, which has no protocols")
     lists: dict[Split, list[tuple[str, str, str]]] = {}
     for split in SPLITS:
         paths = [folder / f"{name}.csv" for name in _SPLIT_NAMES[split] if (folder / f"{name}.csv").is_file()]
@@ -89,7 +89,7 @@ def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
 @VIDEO_LAYOUTS.register("folders")
 def _folders_listing(folder: Path, protocol: str | None = None) -> Listing:
     """List a folder per split (train, valid or val, test), each with a folder per class; hidden folders are none."""
-    _refuse_protocol("folders", protocol)
+    require(protocol is None, "protocol", protocol, "null for layout folders, which has no protocols")
     found = {
         split: next((folder / name for name in _SPLIT_NAMES[split] if (folder / name).is_dir()), None)
         for split in SPLITS
@@ -118,11 +118,6 @@ def _class_folders(root: Path) -> set[str]:
 def _video_files(folder: Path) -> list[Path]:
     """List the videos directly in a folder, by suffix, in alphabetical order."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in _VIDEO_SUFFIXES)
-
-
-def _refuse_protocol(layout: str, protocol: str | None) -> None:
-    """Raise ValueError for a protocol of a layout that has none."""
-    require(protocol is None, "protocol", protocol, f"null for layout {layout}, which has no protocols")
 
 
 def _some(things: Sequence[object]) -> str:
@@ -232,7 +227,6 @@ class _Protocol(NamedTuple):
     training_cameras: frozenset[int] | None  # None: by subject
 
     def split(self, name: _SmarthomeName) -> Split | None:
-        """Return the split of a video; None if the protocol does not use it."""
         if self.training_cameras is None:
             return "train" if name.subject in _TRAINING_SUBJECTS else "test"
         if name.camera in self.training_cameras:

@@ -7,8 +7,6 @@ pair, one of K * K: a model that sees one half is right for at most 1/K of the v
 """
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from recurra._files.digests import read_stamped, write_stamped
-from recurra._files.writing import discard, leftovers, locked, naming
+from recurra._files.writing import discard, leftovers, locked, put_in_place
 from recurra.checks import fields_of, require, require_whole_number, sentence
 from recurra.data._files import progress, user_cache_folder
 from recurra.data.batches import MOTIONS, random_generator
@@ -85,16 +83,12 @@ class MotionsConfig:
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
         """Write the videos if they do not exist yet, and open them."""
-        folder = self._folder()
+        sizes = (self.n_videos, self.n_motions, self.frames_per_motion, self.image_size, self.seed)
+        own = "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
+        folder = user_cache_folder() / own if self.path is None else Path(self.path).expanduser()
         names = ("n_videos", "n_motions", "frames_per_motion", "image_size", "seed")
         write_motions(folder, **{name: getattr(self, name) for name in names})
         return self._videos(folder).build(rank=rank, world_size=world_size)
-
-    def _folder(self) -> Path:
-        if self.path is not None:
-            return Path(self.path).expanduser()
-        sizes = (self.n_videos, self.n_motions, self.frames_per_motion, self.image_size, self.seed)
-        return user_cache_folder() / "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
 
     def _videos(self, folder: Path) -> VideoConfig:
         shared = ("n_frames", "n_segments", "image_size", "label_segments", "batch_size", "eval_batch_size")
@@ -139,45 +133,34 @@ def write_motions(
             if name == folder.name:  # of a killed process
                 discard(temporary)
         if not _holds(folder, made_from):
-            _write_folder(folder, made_from)
+            if folder.is_dir():  # an empty one, whose place the new one takes
+                folder.rmdir()
+            with put_in_place(folder) as new:
+                _write_folder(new, made_from)
 
 
 def _write_folder(folder: Path, made_from: Mapping[str, int]) -> None:
-    """Write the videos and lists beside the folder, and give them its name."""
     _, n_videos, n_motions, frames_per_motion, image_size, seed = made_from.values()
-    new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
-    (new / "videos").mkdir(parents=True)
-    try:
-        with naming(folder):
-            directions = list(_DIRECTIONS)[:n_motions]
-            names = [f"{first} then {second}" for first in directions for second in directions]
-            lines = []
-            with progress("writing the videos", n_videos) as count:
-                for number in range(n_videos):
-                    random = random_generator(seed, MOTIONS, number)
-                    first, second = (int(motion) for motion in random.integers(0, n_motions, size=2))
-                    pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
-                    place = f"videos/{number:06d}.mp4"
-                    _write_video(new / place, pictures)
-                    lines.append(f"{place},{names[first * n_motions + second]}\n")
-                    count(1)
-            _write_lists(new, lines)
-            (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-            write_stamped(new / "motions.json", made_from)
-        try:
-            os.replace(new, folder)
-        except OSError:
-            if not _holds(folder, made_from):  # another process was faster, where the file system has no locks
-                raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _write_lists(folder: Path, lines: list[str]) -> None:
-    tenth = len(lines) // 10
-    starts = {"train": 0, "valid": len(lines) - 2 * tenth, "test": len(lines) - tenth, "": len(lines)}
-    for (split, start), end in zip(starts.items(), list(starts.values())[1:]):
-        (folder / f"{split}.csv").write_text("path,label\n" + "".join(lines[start:end]), encoding="utf-8")
+    (folder / "videos").mkdir(parents=True)
+    directions = list(_DIRECTIONS)[:n_motions]
+    names = [f"{first} then {second}" for first in directions for second in directions]
+    lines = []
+    with progress("writing the videos", n_videos) as count:
+        for number in range(n_videos):
+            random = random_generator(seed, MOTIONS, number)
+            first, second = (int(motion) for motion in random.integers(0, n_motions, size=2))
+            pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
+            place = f"videos/{number:06d}.mp4"
+            _write_video(folder / place, pictures)
+            lines.append(f"{place},{names[first * n_motions + second]}\n")
+            count(1)
+    tenth = n_videos // 10
+    ends = {"train": n_videos - 2 * tenth, "valid": n_videos - tenth, "test": n_videos}
+    for split, end in ends.items():
+        listed = lines[0 if split == "train" else end - tenth : end]
+        (folder / f"{split}.csv").write_text("path,label\n" + "".join(listed), encoding="utf-8")
+    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    write_stamped(folder / "motions.json", made_from)
 
 
 def _draw_motions(

@@ -140,9 +140,6 @@ class PIViT(TimeSformer):
     Published: 2D-SIM after the first block, 3D-SIM after the last, before the final norm, on the mean over all patches
     ("global" alignment). The paper also tries other blocks, alignment by frames and several modules at once, which are
     not here.
-
-    Args:
-        config: the model's shape.
     """
 
     learns_from_poses = True

@@ -1,5 +1,6 @@
 """Video as a task: data, scores and figures; a video as a stream; and a run applied to a video."""
 
+# ruff: noqa: D102 - the methods of a task are documented in `recurra.train.task`
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,33 +42,27 @@ class VideoTask(Task):
     drawn_scores = ("confusion", "class_accuracies")
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse poses for a model that does not learn from them."""
         model: Any = find_experiment(experiment.experiment)[1].model
         if not model.learns_from_poses:
             require(getattr(experiment.data, "poses", None) is None, "data.poses", "a folder", "null but for PI-ViT")
 
     def open_data(self, data: Any, folder: RunFolder, *, rank: int = 0, world_size: int = 1) -> DataSet:
-        """Open the videos, which have to have the classes of the run."""
         opened: Any = self.build_data(data, rank=rank, world_size=world_size)
         if folder.classes.exists() and tuple(opened.class_names) != read_classes(folder):
             raise ValueError(sentence("data.path", "videos of other classes", f"those in {folder.classes}"))
         return opened
 
     def fingerprint(self, opened: VideoData) -> str | None:
-        """Digest the lists of videos."""
         return opened.fingerprint()
 
     def sizes(self, data: Any, opened: Any) -> VideoSizes:
-        """Return the classes and the size of a segment."""
         return VideoSizes(opened.output_size, data.n_frames, data.image_size)
 
     def sizes_of_run(self, run: Any) -> VideoSizes:
-        """Count the run's classes."""
         data = run.experiment.data
         return VideoSizes(len(run.class_names), data.n_frames, data.image_size)
 
     def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
-        """Load the weights of a run, of the published TimeSformer or of Hugging Face's port of it."""
         return start_from(model, path)  # type: ignore[arg-type]
 
     def save_extras(self, opened: VideoData, folder: RunFolder) -> None:
@@ -79,11 +74,9 @@ class VideoTask(Task):
             file.write("".join(f"{name}\n" for name in opened.class_names).encode())
 
     def class_names(self, run: Any) -> tuple[str, ...]:
-        """Load the names from the run's folder, or from the videos if it has none."""
         return read_classes(run.folder) if run.folder.classes.exists() else tuple(run.data.class_names)
 
     def score(self, run: Any, split: Any, temperature: float | None) -> dict[str, Any]:
-        """Score all views of every video of a split."""
         require(temperature is None, "temperature", temperature, "None for a run over videos")
         model, data = run.model, run.data
         views = data.views(split)
@@ -111,11 +104,10 @@ class VideoTask(Task):
         }
 
     def best_temperature(self, run: Any) -> float:
-        """Refuse: the scores of views are averaged as they are."""
+        # the scores of views are averaged as they are
         raise ValueError(sentence("the run", "over videos", "one over tokens"))
 
     def figures_of_scores(self, run: Any, split: str, scores: Mapping[str, Any]) -> list[Path]:
-        """Draw the confusion matrix."""
         from recurra.analysis.plots.figure import save  # loads matplotlib
         from recurra.analysis.plots.scores import confusion_matrix
 
@@ -131,10 +123,9 @@ class MotionsTask(VideoTask):
     data = MotionsConfig
 
     def fingerprint(self, opened: VideoData) -> None:
-        """Return None: the configuration determines the videos, which another encoder writes in other bytes."""
+        return None  # the configuration determines the videos, which another encoder writes in other bytes
 
     def models(self) -> list[ModelEntry]:
-        """List the models of videos that learn from no poses."""
         return [entry for entry in super().models() if not getattr(entry.model, "learns_from_poses", False)]
 
 
@@ -199,7 +190,6 @@ class _VideoProbabilities(NamedTuple):
 
     probabilities: Float[Tensor, "N C"]
     targets: Int[Tensor, " N"]
-    videos: Int[Tensor, " N"]
     n_frames: int
 
 
@@ -233,7 +223,6 @@ def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> _VideoProba
     return _VideoProbabilities(
         torch.stack([totals[video] / n_views[video] for video in videos]),
         torch.tensor([targets[video] for video in videos]),
-        torch.tensor(videos),
         n_frames,
     )
 
@@ -340,7 +329,6 @@ def classify_video(
 def _prepared(
     file: VideoFile, rate: float, image_size: int, sheet: ContactSheet | None
 ) -> Iterator[tuple[float, Tensor]]:
-    """The frames as the model reads them; the sheet gets small ones."""
     for time, picture in file.frames(rate):
         if sheet is not None:
             small = resize_short_side(picture[None].float(), _THUMBNAIL)[0]

@@ -186,11 +186,7 @@ def initialise(module: nn.Module) -> None:
 
 
 class SegmentEmbedding(nn.Module):
-    """Patches with an embedding of their position in the frame, and a learned class token with its own.
-
-    Args:
-        config: the model's shape.
-    """
+    """Patches with an embedding of their position in the frame, and a learned class token with its own."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -211,11 +207,7 @@ class SegmentEmbedding(nn.Module):
 
 
 class DividedEncoder(nn.Module):
-    """An embedding of time added to each patch, then blocks over the class token and the patches of all frames.
-
-    Args:
-        config: the model's shape.
-    """
+    """An embedding of time added to each patch, then blocks over the class token and the patches of all frames."""
 
     block: ClassVar[type[nn.Module]] = DividedBlock
 
@@ -244,10 +236,7 @@ class DividedEncoder(nn.Module):
 class VideoModel(nn.Module, ABC):
     """A model of clips, which are streams of segments of `n_frames` frames: it gives the logits after each segment.
 
-    A model writes `read` and `start`.
-
-    Args:
-        config: the model's shape.
+    A model writes `read` and `initial_state`.
     """
 
     forms_logits: ClassVar[bool] = True
@@ -266,8 +255,8 @@ class VideoModel(nn.Module, ABC):
         """Return the logits after each of S >= 1 segments, and the next state."""
 
     @abstractmethod
-    def start(self, batch: int, like: Tensor) -> Any:
-        """Return the state of `batch` streams at their start, with the dtype and the device of `like`."""
+    def initial_state(self, batch: int) -> Any:
+        """Return the state of `batch` streams at their start, on the model's device and in float32 or better."""
 
     def forward(
         self, clip: Float[Tensor, "B T C H W"], state: Any = None
@@ -300,11 +289,6 @@ class VideoModel(nn.Module, ABC):
         require_targets(targets, logits.shape[:2])
         return negative_log_likelihood(logits, targets), state
 
-    def initial_state(self, batch: int) -> Any:
-        """Return the state of `batch` streams at their start, on the model's device and in float32 or better."""
-        weight = self.embedding.class_token
-        return self.start(batch, weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32)))
-
     def require_state(self, state: Any, batch: int) -> None:
         """Refuse anything but a state of `batch` streams that this model could have returned."""
         expected = self.initial_state(batch)
@@ -330,9 +314,6 @@ class TimeSformer(VideoModel):
     """Patch, position and time embeddings, blocks, a final norm, and a linear classifier on the class token.
 
     Each segment of `n_frames` frames is classified by itself.
-
-    Args:
-        config: the model's shape.
     """
 
     config: TimeSformerConfig
@@ -345,7 +326,7 @@ class TimeSformer(VideoModel):
         self.head = nn.Linear(config.d_model, config.n_classes)
         self.apply(initialise)
 
-    def start(self, batch: int, like: Tensor) -> TimeSformerState:
+    def initial_state(self, batch: int) -> TimeSformerState:
         """Return the empty state."""
         return TimeSformerState()
 

@@ -1,9 +1,8 @@
 import math
 
 import numpy as np
-import torch
 
-from recurra.analysis.plots.gates import _wrapped, gate_phases
+from recurra.analysis.plots.gates import gate_phases
 
 
 def test_magnitude_and_phase_keep_one_order_of_channels(make_record):
@@ -18,9 +17,3 @@ def test_magnitude_and_phase_keep_one_order_of_channels(make_record):
         np.testing.assert_allclose(turns, 1.0, atol=1e-5)
         assert np.abs(drawn).max() <= math.pi + 1e-6
         assert right.images[0].get_clim() == (-math.pi, math.pi)
-
-
-def test_wrapped_angles():
-    angles = torch.tensor([[0.0, 3.0, 3.2, -3.2, 2 * math.pi + 0.5, -100.0]], dtype=torch.float64)
-    wanted = [0.0, 3.0, 3.2 - 2 * math.pi, 2 * math.pi - 3.2, 0.5, 32 * math.pi - 100.0]
-    np.testing.assert_allclose(_wrapped(angles)[0], wanted, atol=1e-12)

@@ -10,9 +10,8 @@ from recurra.data.memory_horizon import SpanAccuracy
 from recurra.train.evaluate import _accuracy_by_span
 
 
-def counted(n_correct, counts, edges=None):
-    edges = range(len(counts) + 1) if edges is None else edges
-    return SpanAccuracy(*(torch.tensor(list(numbers)) for numbers in (edges, n_correct, counts)))
+def counted(n_correct, counts):
+    return SpanAccuracy(torch.tensor(n_correct), torch.tensor(counts))
 
 
 def outline(area) -> list[tuple[float, float]]:
@@ -20,15 +19,14 @@ def outline(area) -> list[tuple[float, float]]:
     return list(dict.fromkeys((float(x), float(y)) for x, y in area.get_paths()[0].vertices if y > 0))
 
 
-def test_each_run_is_a_line_through_the_middles_of_its_bins():
-    runs = {"fine": counted([20, 20, 0], [20, 40, 80]), "coarse": counted([30, 10], [40, 40], edges=[0, 4, 10])}
+def test_each_run_is_a_line_over_the_spans_and_its_positions_are_steps():
+    runs = {"long": counted([20, 20, 0], [20, 40, 80]), "short": counted([30, 10], [40, 40])}
     upper, lower = accuracy_over_span(runs).axes
-    assert [line.get_label() for line in upper.lines] == ["fine (overall 0.29)", "coarse (overall 0.50)"]
+    assert [line.get_label() for line in upper.lines] == ["long (overall 0.29)", "short (overall 0.50)"]
     np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 1.0], [1, 0.5], [2, 0.0]])
-    np.testing.assert_array_equal(upper.lines[1].get_xydata(), [[1.5, 0.75], [6.5, 0.25]])
     steps = [outline(area) for area in lower.collections]
     assert steps[0] == [(-0.5, 20), (0.5, 20), (0.5, 40), (1.5, 40), (1.5, 80), (2.5, 80)]
-    assert steps[1] == [(-0.5, 40), (3.5, 40), (9.5, 40)]
+    assert steps[1] == [(-0.5, 40), (0.5, 40), (1.5, 40)]
 
 
 def test_a_curve_ends_where_it_rests_on_fewer_than_20_positions():

@@ -3,6 +3,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.train.conftest import Batches
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
@@ -12,7 +13,6 @@ from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.train.evaluate import (
     AroundResets,
-    _accuracy_by_span,
     best_temperature,
     evaluate,
     evaluate_by_span,
@@ -43,20 +43,6 @@ class Accumulator(nn.Module):
         logits = self.head(total)
         self.dtypes.append(logits.dtype)
         return logits, Sum(total[:, -1])
-
-
-class Batches:
-    batch_size = 2
-
-    def __init__(self, *batches: Batch) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        assert epoch == 0
-        return self.batches[step]
 
 
 @pytest.fixture
@@ -213,18 +199,6 @@ def test_overflow_is_infinite():
 def test_without_a_target_there_is_no_perplexity():
     with pytest.raises(ValueError, match="n_tokens is 0; expected at least 1: the data must have a target"):
         perplexity(1.0, 0)
-
-
-def test_counts_and_accuracies_by_hand():
-    spans = torch.tensor([0, 1, 1, 2, 5, 5])
-    correct = torch.tensor([True, True, False, False, True, True])
-    result = _accuracy_by_span(correct, spans)
-    assert result.edges.tolist() == list(range(7))
-    assert result.n_correct.tolist() == [1, 1, 0, 0, 0, 2]
-    assert result.counts.tolist() == [1, 2, 1, 0, 0, 2]
-    assert result.accuracies[[0, 1, 2, 5]].tolist() == [1.0, 0.5, 0.0, 1.0]
-    assert math.isnan(result.accuracies[3])
-    assert result.overall == 4 / 6
 
 
 @pytest.mark.parametrize(("accuracy", "n_classes", "scaled"), [(0.2, 5, 0.0), (1.0, 5, 1.0), (0.75, 2, 0.5)])

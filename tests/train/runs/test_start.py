@@ -7,9 +7,8 @@ import pytest
 from tests.train.runs.conftest import RECIPES
 
 from recurra.data._prepare import Preparation, prepare
-from recurra.data.text import TextConfig
 from recurra.train.recipe import find_recipe, read_family, recipe_names
-from recurra.train.run import default_run_folder, open_run, resume_run, start_run
+from recurra.train.run import default_run_folder, resume_run, start_run
 
 
 def test_no_two_recipes_share_a_default_folder():
@@ -86,16 +85,6 @@ def test_a_run_that_cannot_resume_is_not_kept_locked(recipe, tmp_path):
     for _ in range(2):
         with pytest.raises(ValueError, match="learning_rate"):
             resume_run(folder, overrides=["--optimizer.learning_rate", "1"])
-
-
-def test_a_run_reads_another_text_with_its_own_vocabulary(there, tmp_path):
-    corpus = Path(shutil.copytree("corpus", tmp_path / "new"))
-    train = corpus / "train.txt"
-    train.write_text("a the a the mat\n" + train.read_text())
-    run = open_run("runs/text", overrides=["--data.path", str(corpus)])
-    own = TextConfig(path="corpus").build().corpus.encoder
-    assert run.data.corpus.encoder.fingerprint == own.fingerprint
-    assert TextConfig(path=str(corpus)).build().corpus.encoder.fingerprint != own.fingerprint
 
 
 def _shards(corpus: Path) -> Path:

@@ -120,7 +120,8 @@ def gate_phases(record: GateRecord, *, sequence: int = 0) -> Figure:
     for (left, right), layer, *recorded in zip(rows, record.layers, record.magnitudes, record.phases):
         magnitude, phase = (values[sequence] for values in recorded)
         magnitudes = _heat_map(left, _sorted_by_mean(magnitude), _MAGNITUDE_COLOURS, (0.0, 1.0))
-        angles = _sorted_by_mean(_wrapped(phase), key=magnitude)
+        wrapped = torch.remainder(phase + math.pi, 2 * math.pi) - math.pi
+        angles = _sorted_by_mean(wrapped, key=magnitude)
         phases = _heat_map(right, angles, _PHASE_COLOURS, (-math.pi, math.pi))
         _label_row(left, f"layer {layer}\n{magnitude.shape[1]} channels")
     for axes in rows[:-1].flat:
@@ -136,10 +137,6 @@ def gate_phases(record: GateRecord, *, sequence: int = 0) -> Figure:
     for bar in bars:
         bar.outline.set_visible(False)
     return figure
-
-
-def _wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
-    return torch.remainder(phase + math.pi, 2 * math.pi) - math.pi
 
 
 # "Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:

@@ -85,21 +85,20 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
 
     Args:
         runs: counts of right answers, by their names in the legend.
-        smoothing: an odd number of neighbouring bins whose positions are pooled for each point; 1 pools none.
+        smoothing: an odd number of neighbouring spans whose positions are pooled for each point; 1 pools none.
         chance: an accuracy to mark, such as 1 / modulus for guessing.
     """
     require(len(runs) > 0, "runs", dict(runs), "at least one run")
     figure = new_figure(5.4, 3.6 + 0.09 * len(runs))  # with room for the legend, in two columns
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     for name, run in runs.items():
-        middles = (run.edges[:-1] + run.edges[1:] - 1) / 2
         n_correct, counts = _pooled(run, smoothing)
         end = int((counts >= _FEW_POSITIONS).nonzero().max()) + 1 if (counts >= _FEW_POSITIONS).any() else 0
         label = f"{name} (overall {run.overall:.2f})"
-        upper.plot(middles[:end], (n_correct / counts)[:end], label=label)
+        upper.plot(range(end), (n_correct / counts)[:end], label=label)
         # As `stairs`, which needs most of the figure's time to find the limits of a thousand steps.
         heights = [*run.counts.tolist(), *run.counts[-1:].tolist()]
-        lower.fill_between(run.edges.numpy() - 0.5, heights, step="post", color=GREY, alpha=0.5, linewidth=0)
+        lower.fill_between(np.arange(len(heights)) - 0.5, heights, step="post", color=GREY, alpha=0.5, linewidth=0)
     if chance is not None:
         upper.axhline(chance, color=GREY, linewidth=0.9, linestyle=":", label=f"chance ({chance:.2f})")
     upper.set(ylabel="accuracy" if smoothing == 1 else f"accuracy ({smoothing} bins pooled)", ylim=(-0.02, 1.02))
@@ -111,8 +110,8 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
     return figure
 
 
-def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"]]:
-    """Count the correct and all positions of each bin and its neighbours, so that bins with few have little weight."""
+def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " spans"], Float[Tensor, " spans"]]:
+    """Count the correct and all positions of each span and its neighbours, so that few positions weigh little."""
     is_odd = smoothing >= 1 and smoothing % 2 == 1
     require(is_odd, "smoothing", smoothing, "an odd number of bins, at least 1")
     kernel = torch.ones(1, 1, smoothing, dtype=torch.float64)

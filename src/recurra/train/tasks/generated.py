@@ -34,7 +34,6 @@ class _Lengths(NamedTuple):
     hold: int = 0
 
     def range(self, place: float) -> tuple[int, int]:
-        """Return the shortest and the longest length at a place in training, counted in epochs."""
         share = min(1.0, max(0.0, place - self.hold) / self.growth) if self.growth else 1.0
         if self.pace == "geometric":
             longest = self.longest * (self.final / self.longest) ** share
@@ -70,7 +69,6 @@ class _DrawnSource:
         return self._n_batches * self._n_pieces
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Draw the sequences of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         number, place = divmod(step, self._n_pieces)
         random = random_generator(self._seed, *self._place, epoch, number)
@@ -96,7 +94,6 @@ class _LevelledDrawnSource(_DrawnSource):
         self._lengths = self._at(0)
 
     def at_level(self, level: int) -> "_LevelledDrawnSource":
-        """Return the batches of a level. Raises ValueError outside 0..n_levels."""
         require(0 <= level <= self.n_levels, "level", level, f"0 to {self.n_levels}")
         source = copy(self)
         source._lengths = self._at(level)
