@@ -26,6 +26,23 @@ def differentiate(
     return [*outputs, *torch.autograd.grad(value, leaves, materialize_grads=True)]
 
 
+def require_near(
+    found: Iterable[Tensor],
+    expected: Iterable[Tensor],
+    tolerance: float,
+    names: Sequence[str] = (),
+    mixed: bool = False,
+) -> None:
+    """Compare results to a share of the largest number of each; with `mixed`, types may differ if alike complex."""
+    for number, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        name = names[number] if names else f"result {number}"
+        assert mine.shape == right.shape, name
+        assert mine.is_complex() == right.is_complex() if mixed else mine.dtype == right.dtype, name
+        wide = torch.complex128 if right.is_complex() else torch.float64
+        distance, largest = (mine.to(wide) - right.to(wide)).abs().max(), right.to(wide).abs().max()
+        assert distance <= tolerance * largest.clamp_min(1e-300), f"{name}: {distance:.1e}"
+
+
 def require_same_gradients(
     found: Tensor | Sequence[Tensor], expected: Tensor | Sequence[Tensor], leaves: Sequence[Tensor], tolerance: float
 ) -> None:

@@ -14,11 +14,17 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+NUMBER, TOLERANCE = (torch.float64, 1e-13) if INTERPRETED else (torch.float32, 2e-5)
+"""Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card."""
 
 
 def sampled(cases: Iterable[tuple], quick: Callable[..., bool]) -> list:
     """The cases of a test, of which the interpreter takes those that are not quick only where slow tests run."""
-    slow = pytest.mark.slow if os.environ.get("TRITON_INTERPRET") == "1" else ()
+    slow = pytest.mark.slow if INTERPRETED else ()
     return [pytest.param(*case, marks=() if quick(*case) else slow) for case in cases]
 
 

@@ -109,7 +109,12 @@ CASES = {
     ),
     "sLSTM": (
         slstm(slstm_sequence), slstm(slstm_sequence_reference),
-        [[(2, 4, 4, 2, 3), (2, 3, 12), *[(2, 2, 3)] * 4]],
+        [
+            [(batch, length, 4, n, d), (n, d, 4 * d), *[(batch, n, d)] * 4]
+            for batch, length, n, d in (
+                *((2, 4, 2, 3), (1, 1, 1, 2), (3, 1, 3, 4)), *((2, 13, 1, 7), (17, 3, 2, 6), (8, 5, 2, 33)),
+            )
+        ],
     ),
     "GRU": (
         lambda p, h, *w: gru_sequence(GRUCell(1, 3), p, h, RecurrentWeights(*w)),
@@ -119,7 +124,11 @@ CASES = {
     "GRU, reset after": (
         lambda p, h, *w: gru_after(p, h, HiddenWeights(*w)),
         lambda p, h, *w: gru_after_reference(p, h, HiddenWeights(*w)),
-        [[(2, 4, 9), (2, 3), (9, 3), (9,)]],
+        # rows below, at and beyond the five that go together
+        [
+            [(batch, length, 3 * d), (batch, d), (3 * d, d), (3 * d,)]
+            for batch, length, d in ((2, 4, 3), (1, 1, 1), (1, 9, 5), (4, 3, 16), (5, 2, 17), (6, 13, 7), (13, 3, 65))
+        ],
     ),
     "cross-entropy": (
         lambda x: (cross_entropy(x, torch.arange(len(x))),),

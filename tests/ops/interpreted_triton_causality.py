@@ -1,10 +1,10 @@
 """The Triton kernels: a step changes nothing before it, its gradient nothing after it. tests/test_triton.py runs it."""
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.quick_interpreter import DEVICE, INTERPRETED
 
 from recurra import delta_rule, gate_loop, linear_scan
 from recurra.ops._toolkit.triton import default_tiles
@@ -14,8 +14,6 @@ from recurra.ops.gate_loop import _triton_chunk as triton_chunk
 from recurra.ops.gate_loop._heads import chunk_by_kernels
 from recurra.ops.selective_scan import selective_scan
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # on a card, which cannot multiply few steps, chunks of 32
 SCALE = 1 if INTERPRETED else 4
 LENGTH, LATER, EARLIER, CHUNK = 13 * SCALE, 10 * SCALE, 3 * SCALE, 8 * SCALE

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import kind_of, require_at_least, require_layout, sentence
+from recurra.checks import kind_of, require_at_least, sentence
 from recurra.layers.feed_forward import LinearWeights
 from recurra.layers.norms import NUMBERS, at_least_float32
 from recurra.lengths import mask_fill
@@ -23,6 +23,7 @@ from recurra.ops._operator import (
     last_dim_contiguous,
     needs_gradient,
     numba_kernels_take,
+    require_layouts,
     span_of_job,
     without_autocast,
 )
@@ -218,10 +219,8 @@ def _check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Non
     if x.ndim != 3:
         raise ValueError(sentence("x", kind_of(x), "(B, L, D)"))
     (batch, _, row), kind = x.shape, (torch.float32 if x.dtype in HALF else x.dtype, x.device)
-    require_layout("weight", weight, (weight.shape[0], row), *kind)
-    require_layout("state", state, (batch, weight.shape[0] - 1, row), *kind)
-    if bias is not None:
-        require_layout("bias", bias, (row,), *kind)
+    n = weight.shape[0]
+    require_layouts(*kind, weight=(weight, (n, row)), state=(state, (batch, n - 1, row)), bias=(bias, (row,)))
 
 
 def _shifted_products_reference(
@@ -270,7 +269,7 @@ def _backward(
 
     (gradient,), (x, state, weight, bias) = gradients, saved
     _check(x, state, weight, bias)  # again: hooks may have changed what was saved
-    require_layout("x", x, tuple(gradient.shape), dtype, torch.device("cpu"))
+    require_layouts(dtype, torch.device("cpu"), x=(x, gradient.shape))
     inputs, before, rows = (
         last_dim_contiguous(x.resolve_neg()),
         *(t.resolve_neg().contiguous() for t in (state, weight)),

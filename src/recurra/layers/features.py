@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recurra.checks import require_layout
 from recurra.lengths import mask_fill
-from recurra.ops._operator import Differentiable, addresses, numba_kernels_take
+from recurra.ops._operator import Differentiable, addresses, numba_kernels_take, require_layouts
 from recurra.ops.scan.reference import running_maximum
 
 LOWEST = -1e30
@@ -38,10 +37,9 @@ def positive_features(
     the reference itself for a padded batch, a single step and other types and devices, and under torch.compile,
     torch.func and forward derivatives.
     """
-    (batch, length, heads, size), kind = q.shape, (q.dtype, q.device)
-    require_layout("k", k, (batch, length, heads, size), *kind)
-    require_layout("less", less, (batch, length, heads), *kind)
-    require_layout("start", start, (batch, heads, size), *kind)
+    batch, length, heads, size = q.shape
+    of_start = start, (batch, heads, size)
+    require_layouts(q.dtype, q.device, k=(k, q.shape), less=(less, (batch, length, heads)), start=of_start)
     if mask is not None or length == 1 or not numba_kernels_take(q):
         return _positive_features_reference(q, k, less, start, mask)
     return _PositiveFeatures(*_positive_features(q, k, less, start))

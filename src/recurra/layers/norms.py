@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_layout
+from recurra.checks import require
 from recurra.ops._operator import (
     Differentiable,
     addresses,
@@ -15,6 +15,7 @@ from recurra.ops._operator import (
     last_dim_contiguous,
     needs_gradient,
     numba_kernels_take,
+    require_layouts,
 )
 
 NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -113,11 +114,9 @@ def _check(
     y: Tensor, z: Tensor, u: Tensor | None, skip: Tensor | None, weight: Tensor | None, period: int, dtype: torch.dtype
 ) -> None:
     steps, row, cpu = tuple(y.shape), tuple(y.shape[2:]), torch.device("cpu")
-    require_layout("z", z, steps, dtype, cpu)
-    named = (("y", y, steps), ("u", u, steps), ("skip", skip, row), ("norm.weight", weight, (period,)))
-    for name, x, shape in named:
-        if x is not None:
-            require_layout(name, x, shape, torch.float32, cpu)
+    require_layouts(dtype, cpu, z=(z, steps))
+    of_norm = {"norm.weight": (weight, (period,))}
+    require_layouts(torch.float32, cpu, y=(y, steps), u=(u, steps), skip=(skip, row), **of_norm)
 
 
 def _prepared(y, z, u, skip, weight, group, epsilon):  # type: ignore[no-untyped-def]
@@ -149,9 +148,9 @@ def _backward(gradients, saved, needs, norm, group, period, epsilon, dtype):  # 
 
     (gradient,), (*inputs, scales) = gradients, saved
     y, z, u, skip, weight = inputs
-    require_layout("y", y, tuple(gradient.shape), torch.float32, torch.device("cpu"))
+    of_scales = scales, (gradient.numel() // group,)
+    require_layouts(torch.float32, torch.device("cpu"), y=(y, gradient.shape), scales=of_scales)
     _check(y, z, u, skip, weight, period, dtype)  # again: hooks may have changed what was saved
-    require_layout("scales", scales, (gradient.numel() // group,), torch.float32, torch.device("cpu"))
     given, scratch, _alive = _prepared(y, z, u, skip, weight, group, epsilon)
     g, scales = gradient.resolve_neg().contiguous(), scales.contiguous()
     sums = y.new_zeros(len(scratch), 2, y.shape[2])

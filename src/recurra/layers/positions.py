@@ -6,13 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, sentence
+from recurra.checks import kind_of, sentence
 from recurra.ops._operator import (
     Differentiable,
     addresses,
     is_batch,
     needs_gradient,
     numba_kernels_take,
+    require_layouts,
     transforms_are_active,
     usable_threads,
 )
@@ -117,9 +118,8 @@ def _check(b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> None:
     shape, kind = b.shape, (b.dtype, b.device)
     if 2 * angles.shape[-1] > shape[-1]:
         raise ValueError(sentence("angles", kind_of(angles), f"at most one for two of {shape[-1]} channels"))
-    require_layout("c", c, shape, *kind)
-    require_layout("angles", angles, (*shape[:-1], angles.shape[-1]), *kind)
-    require_layout("scale", scale, (*shape[:-1], 1), *kind)
+    of_angles = angles, (*shape[:-1], angles.shape[-1])
+    require_layouts(*kind, c=(c, shape), angles=of_angles, scale=(scale, (*shape[:-1], 1)))
 
 
 def _turned_reference(b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> _Turned:
@@ -163,9 +163,8 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | No
     b, c, angles, scale, unit = saved
     _check(b, c, angles, scale)  # again: hooks may have changed what was saved
     like = (torch.float32, torch.device("cpu"))
-    require_layout("unit", unit, (*angles.shape, 2), *like)
     given = [b.new_zeros(x.shape) if g is None else g for g, x in zip(gradients, (b, c, scale))]
-    require_layout("b", b, tuple(given[0].shape), *like)
+    require_layouts(*like, unit=(unit, (*angles.shape, 2)), b=(b, given[0].shape))
     dense, given = list(map(_plain, (b, c, unit, scale))), list(map(_plain, given))
     d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
     sizes, work = _sizes(b, angles)

@@ -19,7 +19,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import kind_of, require_layout, sentence
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops._toolkit.fork import is_forked_child
 
@@ -399,6 +399,34 @@ class OneNode:
         return self._forward.bare(*arguments)
 
 
+def keeping(operator: Operator, back: Operator, n_inputs: int, n_outputs: int, **derivatives: Any) -> Differentiable:
+    """Make a function of an operator that keeps tensors for `back`, and let the bare operator record it.
+
+    Args:
+        operator: from (*inputs, keep, *options) to the outputs and what is kept: empty tensors unless `keep`.
+        back: from (*gradients, *inputs, *kept, *options) to the inputs' gradients.
+        n_inputs, n_outputs: their numbers.
+        derivatives: `reference` and `transformed` of a `Differentiable`.
+    """
+
+    def forward(keep: bool, *given: Any) -> tuple[tuple, tuple]:
+        results = operator(*given[:n_inputs], keep, *given[n_inputs:])
+        return results, (*given[:n_inputs], *results[n_outputs:])
+
+    def backward(gradients: tuple, saved: tuple, needs: tuple, *options: Any) -> Sequence[Tensor]:
+        return back(*gradients[:n_outputs], *saved, *options)
+
+    def record(*given: Any) -> tuple[Tensor, ...]:
+        results = differentiable(*given[:n_inputs], *given[n_inputs + 1 :])
+        kept = results[n_outputs:] if given[n_inputs] else [x.new_empty(0) for x in results[n_outputs:]]
+        return *results[:n_outputs], *kept
+
+    kept = range(n_outputs, len(operator.bare._schema.returns))
+    differentiable = Differentiable(forward, backward, n_inputs=n_inputs, constant=kept, **derivatives)
+    operator.record = record
+    return differentiable
+
+
 HALF = (torch.float16, torch.bfloat16)  # which are computed in float32
 
 _CACHE_LINE = 64  # rows are split at multiples of this many floats, so that no two jobs share a cache line
@@ -412,6 +440,15 @@ def last_dim_contiguous(tensor: Tensor) -> Tensor:
 def addresses(*tensors: Tensor) -> list[int]:
     """Return where the numbers of dense tensors begin."""
     return [tensor.data_ptr() for tensor in tensors]
+
+
+def require_layouts(
+    dtype: torch.dtype, device: torch.device, /, **named: tuple[Tensor | None, tuple[int, ...]]
+) -> None:
+    """Refuse tensors of other shapes than beside them, or of another type or device; None is skipped."""
+    for name, (tensor, shape) in named.items():
+        if tensor is not None:
+            require_layout(name, tensor, shape, dtype, device)
 
 
 def describe(tensor: Tensor) -> tuple[int, int, int]:

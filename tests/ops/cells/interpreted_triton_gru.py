@@ -1,24 +1,16 @@
-"""The Triton kernels of the GRU's steps beside the reference. tests/test_triton.py runs this file.
-
-Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
-"""
+"""The Triton kernels of the GRU's steps beside the reference. tests/test_triton.py runs this file."""
 
 import itertools
-import os
 import sys
 
 import pytest
 import torch
-from tests.gradients import differentiate
-from tests.quick_interpreter import sampled
+from tests.gradients import differentiate, require_near
+from tests.quick_interpreter import DEVICE, INTERPRETED, NUMBER, TOLERANCE, sampled
 
 from recurra.ops.cells import _gru_triton as gru_triton
 from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-NUMBER = torch.float64 if INTERPRETED else torch.float32
-TOLERANCE = 1e-13 if INTERPRETED else 2e-5
 NAMES = ("y", "last state", "d projected", "d h", "d gates", "d candidate")
 # one sequence and step; one more sequence than a program takes; several tiles of channels, the last with a single one
 SIZES = [(1, 1, 1), (17, 3, 5), (2, 5, 33), (33, 2, 16)]
@@ -62,10 +54,7 @@ def run(function, tensors, chosen=(0, 1)):
 
 
 def assert_near(actual, expected, tolerance=TOLERANCE):
-    for name, mine, right in zip(NAMES, actual, expected, strict=True):
-        assert (mine.dtype, mine.shape) == (right.dtype, right.shape), name
-        distance = (mine - right).double().abs().max()
-        assert distance <= tolerance * right.double().abs().max().clamp_min(1e-300), f"{name}: {distance:.1e}"
+    require_near(actual, expected, tolerance, NAMES)
 
 
 @pytest.mark.parametrize(

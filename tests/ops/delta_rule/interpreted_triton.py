@@ -1,16 +1,12 @@
-"""The Triton kernels of the delta rule beside "recurrent". tests/test_triton.py runs this file.
+"""The Triton kernels of the delta rule beside "recurrent". tests/test_triton.py runs this file."""
 
-Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
-"""
-
-import os
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.gradients import differentiate
+from tests.gradients import differentiate, require_near
 from tests.ops.delta_rule.conftest import draw_inputs
-from tests.quick_interpreter import sampled
+from tests.quick_interpreter import DEVICE, INTERPRETED, NUMBER, TOLERANCE, sampled
 
 from recurra import delta_rule
 from recurra.ops._toolkit.triton import default_tiles
@@ -19,10 +15,6 @@ from recurra.ops.delta_rule import _triton_chunk as chunk_kernels
 from recurra.ops.delta_rule import operator
 from recurra.ops.gate_loop import _triton_chunk as linear_kernels
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-NUMBER = torch.float64 if INTERPRETED else torch.float32
-TOLERANCE = 1e-13 if INTERPRETED else 2e-5
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "db", "dstate")
 # length, heads, d_qk, d_v, batch: chunks of 4 steps and tiles of 1 to 8 columns, on a card of 32 and up to 32
 # and whether there is a decay for each key channel
@@ -62,10 +54,7 @@ WAYS = pytest.mark.parametrize("way", [by_kernels, in_chunks])
 
 
 def assert_near(actual, expected, tolerance=TOLERANCE):
-    for name, mine, right in zip(NAMES, actual, expected, strict=True):
-        assert (mine.dtype, mine.shape) == (right.dtype, right.shape), name
-        distance = (mine - right).double().abs().max()
-        assert distance <= tolerance * right.double().abs().max().clamp_min(1e-300), f"{name}: {distance:.1e}"
+    require_near(actual, expected, tolerance, NAMES)
 
 
 @pytest.mark.usefixtures("poisoned_memory")

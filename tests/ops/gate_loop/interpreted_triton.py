@@ -1,12 +1,11 @@
 """The fused Triton kernels beside the reference. tests/test_triton.py runs this file."""
 
 import itertools
-import os
 
 import pytest
 import torch
 from tests.gradients import differentiate
-from tests.quick_interpreter import sampled
+from tests.quick_interpreter import DEVICE, sampled
 
 from recurra import gate_loop
 from recurra.ops._toolkit.triton import Plan
@@ -14,7 +13,6 @@ from recurra.ops.gate_loop import _triton as triton_kernels
 from recurra.ops.gate_loop.fused import Planes, fused
 from recurra.ops.gate_loop.operator import gate_loop_real_part
 
-DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 CUT = Plan(3, 3, 4)  # 7 steps in chunks of 3, 3 and 1, 5 channels in tiles of 4 and 1
 WHOLE = Plan(7, 1, 8)
 KINDS = ("real", "complex")

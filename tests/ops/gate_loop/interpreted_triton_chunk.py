@@ -1,17 +1,13 @@
-"""The Triton kernels of mode "chunk" beside "recurrent". tests/test_triton.py runs this file.
-
-Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
-"""
+"""The Triton kernels of mode "chunk" beside "recurrent". tests/test_triton.py runs this file."""
 
 import itertools
-import os
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
-from tests.gradients import differentiate
-from tests.quick_interpreter import sampled
+from tests.gradients import differentiate, require_near
+from tests.quick_interpreter import DEVICE, INTERPRETED, NUMBER, TOLERANCE, sampled
 from torch.func import jvp, vmap
 
 from recurra import gate_loop
@@ -20,10 +16,6 @@ from recurra.ops.gate_loop import _triton_chunk as triton_chunk
 from recurra.ops.gate_loop import operator
 from recurra.ops.gate_loop._heads import chunk_by_kernels
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-NUMBER = torch.float64 if INTERPRETED else torch.float32
-TOLERANCE = 1e-13 if INTERPRETED else 2e-5
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "dstate")
 
 
@@ -78,12 +70,7 @@ def by_steps(q, k, v, a, state):
 
 
 def assert_near(actual, expected, tolerance=TOLERANCE):
-    for name, mine, right in zip(NAMES, actual, expected, strict=True):
-        assert mine.shape == right.shape
-        assert mine.is_complex() == right.is_complex()
-        largest = right.abs().max().double().clamp_min(1e-300)  # 1e-300 is 0 in float32, and 0 / 0 is not near
-        distance = (mine - right).abs().max() / largest
-        assert distance <= tolerance, f"{name}: {distance:.1e}"
+    require_near(actual, expected, tolerance, NAMES, mixed=True)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from tests.gradients import differentiate
+from tests.gradients import differentiate, require_near
 from torch.autograd import gradcheck, gradgradcheck
 
 from recurra import gate_loop
@@ -43,19 +43,13 @@ def run(arguments, backend, chosen=None):
     return differentiate(lambda *x: outputs_of(fused(*unflatten(x), backend=backend)), flatten(*arguments), chosen)
 
 
-def assert_near(actual, expected, tolerance):
-    for mine, right in zip(actual, expected, strict=True):
-        assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
-        assert (mine - right).abs().max() <= tolerance * right.abs().max().clamp_min(1e-300)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("channels", ODD_SIZES)
 def test_odd_sizes(channels, kind):
     for batch, length, dtype in itertools.product((1, 3), (1, 2, 9), (torch.float32, torch.float64)):
         arguments = draw(batch, length, channels, kind, dtype, dtype)
         numba, reference = (run(arguments, backend) for backend in ("numba", "reference"))
-        assert_near(numba, reference, 1e-13 if dtype == torch.float64 else 1e-5)
+        require_near(numba, reference, 1e-13 if dtype == torch.float64 else 1e-5)
         if kind == "real":
             assert torch.equal(numba[0], reference[0])
             assert torch.equal(numba[1], reference[1])
@@ -73,7 +67,7 @@ def test_complex_outputs_at_odd_sizes(channels):
         inputs = q, k, v, a, torch.randn(batch, channels, 1, 1, dtype=dtype.to_complex())
         for chosen in ([0], [1], [0, 1]):
             numba, reference = (run_complex(inputs, chosen, backend) for backend in ("auto", "reference"))
-            assert_near(numba, reference, 1e-13 if dtype == torch.float64 else 1e-5)
+            require_near(numba, reference, 1e-13 if dtype == torch.float64 else 1e-5)
         with torch.no_grad():  # which keeps no states
             y, last = gate_loop(*inputs[:4], state=inputs[4])
         assert torch.equal(y, numba[0])
@@ -85,7 +79,7 @@ def test_complex_outputs_of_any_layout():
     a, state = torch.view_as_complex(a / 2).conj(), torch.randn(2, 20, 1, 1, dtype=torch.cfloat).conj()
     inputs = q[..., 0], k[..., 1], v[:1, ..., 0].expand(2, 7, 20, 1), a, state
     dense = [x.resolve_conj().contiguous() for x in inputs]
-    assert_near(run_complex(inputs, [0, 1], "auto"), run_complex(dense, [0, 1], "reference"), 1e-5)
+    require_near(run_complex(inputs, [0, 1], "auto"), run_complex(dense, [0, 1], "reference"), 1e-5)
 
 
 def test_second_derivatives_of_complex_outputs():
@@ -101,7 +95,7 @@ def test_every_combination_of_outputs_sends_its_gradient_back(kind):
     arguments = draw(2, 5, 19, kind)
     n = len(run(arguments, "reference")) - len(flatten(*arguments))
     for chosen in itertools.chain.from_iterable(itertools.combinations(range(n), k) for k in range(1, n + 1)):
-        assert_near(run(arguments, "numba", chosen), run(arguments, "reference", chosen), 1e-13)
+        require_near(run(arguments, "numba", chosen), run(arguments, "reference", chosen), 1e-13)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +118,7 @@ def test_higher_derivatives_where_one_input_is_another_or_comes_from_it():
         (second,) = torch.autograd.grad(first.square().sum(), x)
         return [first.detach(), second]
 
-    assert_near(derivatives("numba"), derivatives("reference"), 1e-13)
+    require_near(derivatives("numba"), derivatives("reference"), 1e-13)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,9 +186,9 @@ def test_memory_layouts(kind):
         for other in _layouts(straight[place]):
             assert not other.is_contiguous()
             inputs = [*straight[:place], other, *straight[place + 1 :]]
-            assert_near(run(unflatten(inputs), "numba"), expected, 1e-13)
+            require_near(run(unflatten(inputs), "numba"), expected, 1e-13)
     turned = [list(_layouts(x))[2] for x in straight]
-    assert_near(run(unflatten(turned), "numba"), expected, 1e-13)
+    require_near(run(unflatten(turned), "numba"), expected, 1e-13)
 
 
 @pytest.mark.usefixtures("poisoned_memory")

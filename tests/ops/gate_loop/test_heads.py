@@ -89,28 +89,6 @@ def test_a_cut_changes_no_bit(sized):
     assert torch.equal(end, last)
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["y", "last state"])
-def test_gradients_of_one_output_alone(which):
-    inputs = [x.requires_grad_() for x in Case(2, 5, 18, 1).draw(35)]
-    results = []
-    for function in (heads.chunk_by_heads, lambda *x: recurrent(*x, "reference")):
-        output = function(*inputs)[which]
-        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
-        results.append(torch.autograd.grad(output, inputs, weights, materialize_grads=True, allow_unused=True))
-    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_threads_share_the_heads(trains, set_threads):
-    """Enough work for the parallel kernels; more jobs than threads, and not a multiple of them."""
-    inputs = Case(3, 16, 16, 1).draw(40, batch=1).to(torch.float32)
-    function = differentiate if trains else lambda kernels, x: kernels(x)
-    one = function(by_kernels, inputs)
-    set_threads(2)
-    two = function(by_kernels, inputs)
-    assert all(map(torch.equal, one, two))
-
-
 def test_nothing_is_read_or_written_beside_the_inputs():
     """Memory around and between the heads is NaN, and stays as it is."""
     case = Case(2, 5, 18, 5)

@@ -39,12 +39,7 @@ def run(inputs, mode, backend="auto"):
 
 
 def assert_near(actual, expected, tolerance, what):
-    """Largest difference relative to the largest number, result by result; types must be the same kind."""
-    for name, mine, right in zip(NAMES, actual, expected):
-        assert mine.is_complex() == right.is_complex(), f"{name} of {what}"
-        wide = mine.to(right.dtype)
-        distance = (wide - right).abs().max() / right.abs().max().clamp_min(1e-300)
-        assert distance < tolerance, f"{name} of {what}: {distance:.1e}"
+    gradients.require_near(actual, expected, tolerance, [f"{name} of {what}" for name in NAMES], mixed=True)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

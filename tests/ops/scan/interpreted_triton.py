@@ -1,19 +1,16 @@
 """The Triton scan beside the reference. tests/test_triton.py runs this file."""
 
 import itertools
-import os
 
 import pytest
 import torch
-from tests.quick_interpreter import sampled
+from tests.quick_interpreter import DEVICE, INTERPRETED, sampled
 from torch.func import jvp, vmap
 
 from recurra import linear_scan
 from recurra.ops._toolkit.triton import Plan, plan
 from recurra.ops.scan import _triton as triton_kernels
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 WIDE = (torch.float64, torch.complex128)
 EXACT = {"rtol": 1e-13, "atol": 1e-13}
 SHAPES = [(2, 9, 5), (1, 65, 17), (1, 1, 1), (3, 2, 33)]

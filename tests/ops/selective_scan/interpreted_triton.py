@@ -1,23 +1,14 @@
-"""The Triton kernels of the selective scan beside the plain operations. tests/test_triton.py runs this file.
-
-Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
-"""
-
-import os
+"""The Triton kernels of the selective scan beside the plain operations. tests/test_triton.py runs this file."""
 
 import pytest
 import torch
-from tests.gradients import differentiate
-from tests.quick_interpreter import sampled
+from tests.gradients import differentiate, require_near
+from tests.quick_interpreter import DEVICE, INTERPRETED, NUMBER, TOLERANCE, sampled
 
 from recurra.ops.selective_scan import _triton as kernels
 from recurra.ops.selective_scan import selective_scan
 from recurra.ops.selective_scan.reference import at_once
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-NUMBER = torch.float64 if INTERPRETED else torch.float32
-TOLERANCE = 1e-13 if INTERPRETED else 2e-5
 NAMES = ("y", "last state", "dx", "dstep", "da", "db", "dc", "dh0")
 # batch, length, channels, modes: chunks of 4 steps and tiles of 4 channels, on a card of 16 and 32
 SIZES = [(2, 6, 5, 3), (1, 1, 1, 1), (1, 4, 9, 2), (1, 19, 35, 5)]
@@ -45,10 +36,7 @@ def by_kernels(*inputs):
 
 
 def assert_near(actual, expected, tolerance=TOLERANCE):
-    for name, mine, right in zip(NAMES, actual, expected, strict=True):
-        assert mine.shape == right.shape, name
-        distance = (mine - right).double().abs().max()
-        assert distance <= tolerance * right.double().abs().max().clamp_min(1e-300), f"{name}: {distance:.1e}"
+    require_near(actual, expected, tolerance, NAMES, mixed=True)
 
 
 @pytest.mark.usefixtures("poisoned_memory")

@@ -69,39 +69,6 @@ def test_infinities_reach_no_gradient_from_channels_that_are_not_there(place, gr
     torch.testing.assert_close(found.double(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-def test_the_kernels_read_any_strides_and_leave_their_inputs_alone():
-    x, step, a, b, c, h0 = (tensor.detach().float() for tensor in draw(2, 20, 24, 3))
-    laid_out = x, step, a, b, c, h0
-    other = [tensor.mT.contiguous().mT for tensor in (*laid_out[:5], h0)]
-    copies = [tensor.clone() for tensor in other]
-    for one, two in zip(by_kernels(*laid_out), by_kernels(*other)):
-        assert torch.equal(one, two)
-    assert all(torch.equal(one, two) for one, two in zip(copies, other))
-
-
-@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_threads_share_the_tiles_of_all_sequences(trains, set_threads):
-    inputs = [tensor.detach().float().requires_grad_(trains) for tensor in draw(3, 40, 200, 4)]
-    results = []
-    for n in (1, 2, 5):
-        set_threads(n)
-        found = by_kernels(*inputs)
-        results.append([*found, *(gradients_of(found, inputs) if trains else ())])
-    for others in results[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(results[0], others))
-
-
-def test_gradients_of_gradients_are_those_of_the_plain_operations():
-    inputs = [tensor.detach().float().requires_grad_() for tensor in draw(1, 5, 4, 2)]
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    seconds = []
-    for scan, leaves in ((by_kernels, inputs), (at_once, exact)):
-        first = torch.autograd.grad(scan(*leaves)[0].square().sum(), leaves, create_graph=True, materialize_grads=True)
-        seconds.append(torch.autograd.grad(sum(part.square().sum() for part in first), leaves))
-    for one, other in zip(*seconds):
-        assert (one.double() - other).abs().max() <= 1e-4 * other.abs().max()
-
-
 @pytest.mark.parametrize("piece", [None, 1, 4, 10])
 def test_it_is_its_recurrence_outputs_state_and_gradients(piece, monkeypatch):
     if piece:

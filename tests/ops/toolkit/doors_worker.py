@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import recurra.ops.delta_rule.generalised
-import recurra.ops.delta_rule.operator
-import recurra.ops.selective_scan.operator
+import recurra
 from recurra.decoding.linear import _decoding_linear
 from recurra.layers.convolution import shifted_products
 from recurra.layers.cross_entropy import cross_entropy
@@ -53,16 +51,11 @@ def in_order(operator, *options):
 
 
 def of_scan():
-    x = {"a": ones(4, 6, 70), "b": ones(4, 6, 70), "h0": ones(4, 70)}
-    given = {"dh": ones(4, 6, 70), "a": x["a"], "h": ones(4, 6, 70), "h0": x["h0"]}
     half = ones(4, 6, 70).half()
-    backward = each_wrong(in_order(ops.linear_scan_backward, True), given, ("dh", "a", "h0"))
     return {
-        **each_wrong(in_order(ops.linear_scan, False), x, ("a", "h0")),
-        **{f"backward, {name}": it for name, it in backward.items()},
         "everything half": (lambda: ops.linear_scan(half, half, half[:, 0], False), "b"),
         "b without channels": (lambda: ops.linear_scan(ones(4, 6), ones(4, 6), ones(4), False), "b"),
-        "front door, h0": (lambda: recurra.linear_scan(x["a"], x["b"], ones(1, 70)), "h0"),
+        "front door, h0": (lambda: recurra.linear_scan(ones(4, 6, 70), ones(4, 6, 70), ones(1, 70)), "h0"),
     }
 
 
@@ -86,7 +79,7 @@ def of_fused():
     x = {name: ones(4, 6, 70) for name in ("q", "k", "v", "a_re", "a_im")}
     x |= {name: ones(4, 70) for name in ("x0_re", "x0_im")}
     call = in_order(ops.gate_loop_fused, True)
-    cases = each_wrong(call, x, [*x][1:])
+    cases = {}
     for name in ("a_re", "a_im", "x0_re", "x0_im"):
         cases[f"{name} of complex numbers"] = (lambda name=name: call(**x | {name: x[name] + 0j}), name)
     cases["x0_im left out"] = (lambda: call(**x | {"x0_im": None}), "x0_im")
@@ -95,47 +88,35 @@ def of_fused():
     wide = {n: x[n].double() for n in ("a_re", "a_im", "x0_re", "x0_im")}
     cases["gates wider than q"] = (lambda: call(**x | wide), "a_re")
     cases["no steps"] = (lambda: call(**{n: t[:, :0] if t.dim() == 3 else t for n, t in x.items()}), "q")
-    given = {name: ones(4, 6, 70) for name in ("dy", "dh_re", "dh_im")}
-    given |= {name: ones(4, 70) for name in ("dlast_re", "dlast_im")}
+    given = dict.fromkeys(("dy", "dh_re", "dh_im", "dlast_re", "dlast_im"))
     given |= x | {"h_re": ones(4, 6, 70), "h_im": ones(4, 6, 70)}
     back = in_order(ops.gate_loop_fused_backward)
-    backward = each_wrong(back, given, [name for name in given if name != "q"])
-    backward["h_re of the last step"] = (lambda: back(**given | {"h_re": ones(4, 1, 70)}), "h_re")
-    real = given | {"a_im": None, "x0_im": None, "h_im": ones(0), "dlast_im": None}
-    backward["dh_im of what is real"] = (lambda: back(**real), "dh_im")
-    return cases | {f"backward, {name}": it for name, it in backward.items()}
+    cases["backward, h_re of the last step"] = (lambda: back(**given | {"h_re": ones(4, 1, 70)}), "h_re")
+    real = given | {"dh_im": ones(4, 6, 70), "a_im": None, "x0_im": None, "h_im": ones(0)}
+    return cases | {"backward, dh_im of what is real": (lambda: back(**real), "dh_im")}
 
 
 def of_complex():
-    x = {name: ones(4, 6, 70) for name in "qkv"} | {"a": ones(4, 6, 70) + 0j, "x0": ones(4, 70) + 0j}
-    cases = each_wrong(in_order(ops.gate_loop_complex, True), x, [*x][1:])
-    given = {"dy": x["a"], "dlast": x["x0"]} | x | {"h": x["a"]}
-    backward = each_wrong(in_order(ops.gate_loop_complex_backward), given, [name for name in given if name != "q"])
-    cases["q of half precision"] = (lambda: ops.gate_loop_complex(*(t.half() for t in x.values()), True), "q")
-    cases["real gates"] = (lambda: ops.gate_loop_complex(*(t.real for t in x.values()), True), "a")
-    return cases | {f"backward, {name}": it for name, it in backward.items()}
-
-
-def of_heads(name, *options):
-    """The GateLoop with heads: `name` is that of the operator, "gate_loop_chunk" or "gate_loop_heads"."""
-    x = {"q": ones(2, 5, 3, 4), "k": ones(2, 5, 3, 4), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1)}
-    x["state"] = ones(2, 3, 4, 6)
-    operator, back = getattr(ops, name), getattr(ops, f"{name}_backward")
-    given = {"dy": ones(2, 5, 3, 6), "dlast": x["state"]} | x
-    if name == "gate_loop_heads":
-        given = {n: t for n, t in given.items() if n != "state"} | {"kept": ones(2, 12, 6)}
-    of_state = ("a",) if name == "gate_loop_chunk" else ()  # with gates of another type it is the state that is wrong
-    cases = each_wrong(in_order(operator, *options), x, ("k", "v", "a", "state"), promoted=of_state)
-    backward = each_wrong(in_order(back), given, [n for n in given if n != "q"], promoted=of_state)
-    cases |= {f"backward, {n}": it for n, it in backward.items()}
-    cases["everything integers"] = (lambda: operator(*(t.long() for t in x.values()), *options), "q")
-    return cases
+    x = [*(ones(4, 6, 70) for _ in "qkv"), ones(4, 6, 70) + 0j, ones(4, 70) + 0j]
+    return {
+        "q of half precision": (lambda: ops.gate_loop_complex(*(t.half() for t in x), True), "q"),
+        "real gates": (lambda: ops.gate_loop_complex(*(t.real for t in x), True), "a"),
+    }
 
 
 def of_chunk():
-    x = ones(2, 5, 3, 4)
-    a, state, wide = ones(2, 5, 3, 1), ones(2, 3, 4, 4), ones(2, 5, 3, 200)
-    return of_heads("gate_loop_chunk") | {
+    """The operators with Triton's kernels for heads; the others are in test_operator.py."""
+    x, a, state, wide = ones(2, 5, 3, 4), ones(2, 5, 3, 1), ones(2, 3, 4, 4), ones(2, 5, 3, 200)
+    good = {"q": x, "k": x, "v": ones(2, 5, 3, 6), "a": a, "state": ones(2, 3, 4, 6)}
+    given = {"dy": ones(2, 5, 3, 6), "dlast": good["state"]} | good
+    names, promoted = [name for name in given if name != "q"], ("a",)  # it is the state that is of another type then
+    backward = each_wrong(in_order(ops.gate_loop_chunk_backward), given, names, promoted=promoted)
+    integers = [tensor.long() for tensor in good.values()]
+    return {
+        **each_wrong(in_order(ops.gate_loop_chunk), good, ("k", "v", "a", "state"), promoted=promoted),
+        **{f"backward, {name}": it for name, it in backward.items()},
+        "everything integers": (lambda: ops.gate_loop_chunk(*integers), "q"),
+        "integers by heads": (lambda: ops.gate_loop_heads(*integers, True), "q"),
         "gates of half precision": (lambda: ops.gate_loop_chunk(x, x, x, a.half(), state), "a"),
         "complex inputs beside real gates": (lambda: ops.gate_loop_chunk(*[x + 0j] * 3, a, state), "q"),
         "heads too wide": (lambda: ops.gate_loop_chunk(wide, wide, wide, a, ones(2, 3, 200, 200)), "d_qk"),
@@ -184,40 +165,16 @@ def of_products():
     return cases
 
 
-def of_other_operators():
-    delta = {"q": ones(4, 6, 3, 5), "k": ones(4, 6, 3, 5), "v": ones(4, 6, 3, 7)}
-    delta |= {"a": ones(4, 6, 3, 1), "b": ones(4, 6, 3, 1), "state": ones(4, 3, 5, 7)}
-    keys = {name: ones(4, 6, 3, 5) for name in ("q", "k", "a", "read", "write")}
-    general = keys | {"v": ones(4, 6, 3, 7), "state": ones(4, 3, 5, 7)}
-    general = {name: general[name] for name in ("q", "k", "v", "a", "read", "write", "state")}
-    selective = {"x": ones(2, 20, 24), "step": ones(2, 20, 24), "a": ones(24, 3), "b": ones(2, 20, 3)}
-    selective |= {"c": ones(2, 20, 3), "h0": ones(2, 3, 24)}
-    learned = {"dy": ones(4, 6, 3, 7), "dlast": ones(4, 3, 5, 7)} | delta
-    learned |= {"u": ones(4, 6, 3, 7), "kept": ones(4, 15, 7)}
-    generally = {"dy": ones(4, 6, 3, 7), "dlast": ones(4, 3, 5, 7)} | general
-    generally |= {"u": ones(4, 6, 3, 7), "kept": ones(4, 15, 7)}
-    kept = {"dy": ones(2, 20, 24), "dlast": ones(2, 3, 24)} | selective | {"kept": ones(2, 6, 24)}
+def of_layers():
     features = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
     turning = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
     shifted = {"x": ones(4, 6, 5), "state": ones(4, 3, 5), "weight": ones(4, 5), "bias": ones(5)}
     cases = {
-        "delta rule": each_wrong(in_order(ops.delta_rule_fused), delta, [*delta][1:]),
-        "delta rule, backward": each_wrong(
-            in_order(ops.delta_rule_fused_backward), learned, [n for n in learned if n != "q"]
-        ),
-        "generalised": each_wrong(in_order(ops.generalised_delta_rule_fused), general, [*general][1:]),
-        "generalised, backward": each_wrong(
-            in_order(ops.generalised_delta_rule_fused_backward), generally, [n for n in generally if n != "q"]
-        ),
-        "selective": each_wrong(in_order(ops.selective_scan, True), selective, [*selective][1:], shared="a"),
-        "selective, backward": each_wrong(
-            in_order(ops.selective_scan_backward), kept, [n for n in kept if n != "x"], shared="a"
-        ),
         "features": each_wrong(positive_features, features, [*features][1:]),
         "turned": each_wrong(turned, turning, [*turning][1:]),
         "shifted": each_wrong(shifted_products, shifted, [*shifted][1:], shared=("weight", "bias")),
     }
-    return {f"{operator}, {name}": it for operator, found in cases.items() for name, it in found.items()}
+    return {f"{layer}, {name}": it for layer, found in cases.items() for name, it in found.items()}
 
 
 def of_cells():
@@ -312,8 +269,8 @@ def of_fake_results():
 
 ROOMS = {
     "scan": of_scan, "out": of_out, "fused": of_fused, "complex": of_complex, "chunk": of_chunk,
-    "heads": lambda: of_heads("gate_loop_heads", True), "front": of_the_front_doors, "products": of_products,
-    "others": of_other_operators, "cells": of_cells, "saved": of_saved_tensors, "fake": of_fake_results,
+    "front": of_the_front_doors, "products": of_products, "layers": of_layers, "cells": of_cells,
+    "saved": of_saved_tensors, "fake": of_fake_results,
 }  # fmt: skip
 
 

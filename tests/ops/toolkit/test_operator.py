@@ -161,25 +161,35 @@ def test_flops(case):
 IN_PLAIN_TORCH = {"delta_rule", "generalised_delta_rule", "matrix_scan", "neumann_inverse"}
 
 
-def one_more_channel(x):
-    return torch.cat([x, x[..., :1]], -1)
+CHANGES = {
+    "size": lambda x: torch.cat([x, x[..., :1]], -1),
+    "type": lambda x: torch.zeros(x.shape, dtype=torch.float16),
+    "batch": lambda x: x[:1],
+    "dimensions": lambda x: x[None],
+    "device": lambda x: x.to("meta"),
+}
+LIKE = {"linear_scan": "b", "linear_scan_backward": "h", "selective_scan": "x", "selective_scan_backward": "x"}
+"""The argument that others are compared with, "q" where it is not here."""
 
 
-def of_another_type(x):
-    return torch.zeros(x.shape, dtype=torch.float16)
+CHANGED = [
+    (name, change)
+    for name in CASES
+    for change in (("size", "type") if name.startswith("decoding") else CHANGES)  # which take other batches
+    if name.partition(",")[0] not in IN_PLAIN_TORCH
+]
 
 
-@pytest.mark.parametrize("change", [one_more_channel, of_another_type], ids=["size", "dtype"])
-@pytest.mark.parametrize("name", [name for name in CASES if name.partition(",")[0] not in IN_PLAIN_TORCH])
+@pytest.mark.parametrize(("name", "change"), CHANGED)
 def test_a_kernel_takes_no_address_of_another_tensor(name, change):
-    """Neither by one channel too many nor by another type, in any argument."""
+    """Each argument that differs is refused, by its name unless others have its size or are compared with it."""
     operator, arguments = getattr(ops, name.partition(",")[0]).default, CASES[name][0]()
-    for place, argument in enumerate(arguments):
-        if isinstance(argument, torch.Tensor):
-            if change is one_more_channel and argument.dtype == torch.int64:  # tokens may choose more experts
-                continue
-            with pytest.raises(ValueError, match="expected"):
-                operator(*arguments[:place], change(argument), *arguments[place + 1 :])
+    like, decodes = LIKE.get(name.partition(",")[0], "q"), name.startswith("decoding")
+    for place, (argument, known) in enumerate(zip(arguments, operator._schema.arguments)):
+        if isinstance(argument, torch.Tensor) and not (change == "size" and argument.dtype == torch.int64):
+            is_named = change != "size" and known.name != like and not decodes
+            with pytest.raises(ValueError, match=f"^{known.name} is .*; expected " if is_named else "expected"):
+                operator(*arguments[:place], CHANGES[change](argument), *arguments[place + 1 :])
 
 
 def test_forward_derivatives_are_refused_rather_than_lost(case):

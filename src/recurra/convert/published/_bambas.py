@@ -17,22 +17,15 @@ from recurra.convert.published._rules import (
     Block,
     Fused,
     Rule,
-    attention_rules,
+    Stack,
     deepseek_experts,
-    expert_rules,
-    experts_of,
-    one_or_list,
-    options_of,
+    networks_of,
     plain_rules,
     shape_of,
-    written_attention,
 )
 from recurra.convert.published._settings import Settings, written
 from recurra.layers.state_space import most_heads
-from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
-
-_Options = dict[str, dict[str, Any]]
 
 # --- Bamba (ibm-ai-platform/Bamba-9B) ---
 
@@ -58,18 +51,13 @@ def _bamba_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
 
 
 def _mamba2_and_attention(
-    settings: Settings,
-    d_model: int,
-    d_hidden: int,
-    mixers: list[str],
-    rotation: tuple[float, float],
-    **defaults: Any,
+    settings: Settings, d_model: int, d_hidden: int, mixers: list[str], rotation: tuple[float, float], **defaults: Any
 ) -> dict[str, Any]:
     """Take what says how a stack of these mixers computes, with dense feed-forward networks."""
     settings.only(hidden_act=("silu", "swish"), mamba_conv_bias=True, mamba_proj_bias=False, attention_bias=False)
     settings.only(time_step_limit=NO_LIMIT)
     settings.ignore("mamba_chunk_size max_position_embeddings num_logits_to_keep")
-    sizes, epsilon = settings.sizes(_SIZES_OF_BAMBA), settings.number("rms_norm_eps", defaults["epsilon"])
+    sizes, epsilon = settings.options(_SIZES_OF_BAMBA), settings.number("rms_norm_eps", defaults["epsilon"])
     inner = sizes["expand"] * d_model
     got = sizes["n_heads"] * (settings.optional_size("mamba_d_head", absent="auto") or inner // sizes["n_heads"])
     require(got == inner, "mamba_n_heads * mamba_d_head", got, f"mamba_expand * hidden_size = {inner}")
@@ -81,20 +69,19 @@ def _mamba2_and_attention(
 def _bamba_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}"
     if block.mixer == ATTENTION:
-        return attention_rules(block, f"{theirs}.self_attn.")
-    return plain_rules(PARTS_OF_MAMBA2, block.own, f"{theirs}.mamba.")
+        return block.attention(f"{theirs}.self_attn.")
+    return block.plain(PARTS_OF_MAMBA2, f"{theirs}.mamba.")
 
 
-def _bamba_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
-    sizes = mamba | {"n_heads": heads_of_mamba2(config, mamba)}
+def _bamba_settings(stack: Stack) -> dict[str, Any]:
+    mamba = stack.mixer("mamba2")
     return {
-        **written(sizes, _SIZES_OF_BAMBA),
-        "intermediate_size": config.d_channel_mixing,
-        "attn_layer_indices": [number for number, (name, _) in enumerate(config.mixers) if name == ATTENTION],
-        **written_attention(config, ATTENTION, attention),
-        "rope_parameters": {"rope_type": "default", "rope_theta": attention["rotation_base"]},
-        "rms_norm_eps": config.norm_epsilon,
+        **written(mamba | {"n_heads": heads_of_mamba2(stack, mamba)}, _SIZES_OF_BAMBA),
+        "intermediate_size": stack.config.d_channel_mixing,
+        "attn_layer_indices": [number for number, name in enumerate(stack.mixers) if name == ATTENTION],
+        **stack.attention(ATTENTION, n_heads=1),
+        "rope_parameters": {"rope_type": "default", "rope_theta": stack.mixer(ATTENTION)["rotation_base"]},
+        "rms_norm_eps": stack.config.norm_epsilon,
     }
 
 
@@ -104,7 +91,7 @@ BAMBA = JAMBA._replace(
     config=_bamba_config,
     settings=_bamba_settings,
     rules=_bamba_rules,
-    fits=lambda config: config.d_channel_mixing > 0 and not _is_granite(config),
+    fits=lambda stack: stack.config.d_channel_mixing > 0 and not _is_granite(stack),
 )
 
 
@@ -114,12 +101,11 @@ _KINDS = {"linear_attention": "mamba2", "full_attention": ATTENTION, "mamba": "m
 
 
 def _granite_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
-    kinds = settings.layers("layer_types", _KINDS, ["mamba"] * n_layer)
+    mixers = settings.layers("layer_types", _KINDS, ["mamba"] * n_layer)
     settings.only(normalization_function="rmsnorm", mlp_bias=False)
     settings.ignore("init_method output_router_logits router_aux_loss_coef")
     rotates = settings.word("position_embedding_type", [None, "nope", "rope"]) == "rope"
     base = settings.whole_rotation()
-    mixers = [_KINDS[kind] for kind in kinds]
     n_experts, top_k = settings.size("num_local_experts", 8, least=0), settings.size("num_experts_per_tok", 2, least=0)
     d_expert, d_shared = settings.size("intermediate_size", 11008), settings.size("shared_intermediate_size", 1024)
     experts = {"n_experts": n_experts, "top_k": top_k, "d_shared": d_shared}
@@ -131,7 +117,7 @@ def _granite_config(settings: Settings, d_model: int, n_layer: int) -> dict[str,
         attention["query_scale"] = scale * attention["d_head"] ** 0.5
     return {
         **shape,
-        **({"feed_forward": EXPERTS, "feed_forward_options": experts} if n_experts else {}),
+        **networks_of([EXPERTS if n_experts else "swiglu"], experts),
         "embedding_scale": settings.positive("embedding_multiplier"),
         "residual_scale": settings.positive("residual_multiplier"),
         "logit_scale": 1 / settings.positive("logits_scaling"),
@@ -150,14 +136,13 @@ def _granite_fused(block: Block) -> list[Fused]:
     return [Fused(name, ("gate", "up"), 1, (d_hidden, d_hidden))]
 
 
-def _granite_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    entries = _bamba_settings(config, options)
+def _granite_settings(stack: Stack) -> dict[str, Any]:
+    entries, attention = _bamba_settings(stack), stack.mixer(ATTENTION, rotated_share=0.0)
     del entries["attn_layer_indices"]
-    attention = options.get(ATTENTION, mixer_options(ATTENTION) | {"rotated_share": 0.0})
-    experts, is_dense = experts_of(config), EXPERTS not in config.feed_forwards
+    config, experts, is_dense = stack.config, stack.experts, not stack.has_experts
     return {
         **entries,
-        "layer_types": ["full_attention" if name == ATTENTION else "linear_attention" for name, _ in config.mixers],
+        "layer_types": ["full_attention" if name == ATTENTION else "linear_attention" for name in stack.mixers],
         "position_embedding_type": "rope" if attention["rotated_share"] else None,
         "attention_multiplier": attention["query_scale"] * entries["head_dim"] ** -0.5,
         "num_local_experts": 0 if is_dense else experts["n_experts"],
@@ -170,12 +155,12 @@ def _granite_settings(config: LanguageModelConfig, options: _Options) -> dict[st
     }
 
 
-def _is_granite(config: LanguageModelConfig) -> bool:
+def _is_granite(stack: Stack) -> bool:
     """Whether a stack of these mixers has what Bamba's have not."""
-    scales = (config.embedding_scale, config.residual_scale, config.logit_scale)
-    attention = options_of(config).get(ATTENTION, {"query_scale": 1.0, "rotated_share": 0.5})
+    scales = (stack.config.embedding_scale, stack.config.residual_scale, stack.config.logit_scale)
+    attention = stack.mixer(ATTENTION, rotated_share=0.5)
     is_bamba = attention["query_scale"] == 1 and attention["rotated_share"] == 0.5 and scales == (1, 1, 1)
-    return not is_bamba or EXPERTS in config.feed_forwards
+    return not is_bamba or stack.has_experts
 
 
 GRANITE = BAMBA._replace(
@@ -197,7 +182,7 @@ GRANITE = BAMBA._replace(
     settings=_granite_settings,
     rules=_granite_rules,
     fused=_granite_fused,
-    fits=lambda config: config.d_channel_mixing > 0,
+    fits=lambda stack: stack.config.d_channel_mixing > 0,
     other_names={"layers_block_type": "layer_types"},
 )
 
@@ -226,7 +211,7 @@ def _falcon_h1_config(settings: Settings, d_model: int, n_layer: int) -> dict[st
         settings.positive(name)
     settings.factors("mlp_multipliers", 2)
     settings.factors("ssm_multipliers", 5)
-    sizes, epsilon = settings.sizes(_SIZES_OF_FALCON_H1), settings.number("rms_norm_eps", 1e-5)
+    sizes, epsilon = settings.options(_SIZES_OF_FALCON_H1), settings.number("rms_norm_eps", 1e-5)
     base = settings.whole_rotation()
     inner = settings.size("mamba_expand", 2) * d_model
     inner = settings.optional_size("mamba_d_ssm", 1024) or inner
@@ -256,7 +241,7 @@ def _falcon_h1_folded(entries: Mapping[str, Any], config: LanguageModelConfig) -
     """The multipliers inside of blocks, which are products with rows of matrices."""
     attention_in, attention_out, key, ssm_in, ssm_out = (entries.get(name, 1.0) for name in _FOLDED)
     gate, down = entries.get("mlp_multipliers") or (1.0, 1.0)
-    options = options_of(config)[_PARALLEL]
+    options = Stack(config).mixer(_PARALLEL)
     d_selection = options["n_groups"] * options["d_state"]
     rows = torch.tensor([options["d_inner"], options["d_inner"], d_selection, d_selection, options["n_mamba_heads"]])
     parts = torch.tensor(entries.get("ssm_multipliers") or [1.0] * 5, dtype=torch.float32).double()  # as there
@@ -277,14 +262,11 @@ def _falcon_h1_folded(entries: Mapping[str, Any], config: LanguageModelConfig) -
 def _falcon_h1_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}"
     mamba, attention = (block._replace(part=part) for part in ("mamba.", "attention."))
-    return [
-        *attention_rules(attention, f"{theirs}.self_attn."),
-        *plain_rules(PARTS_OF_MAMBA2, mamba.own, f"{theirs}.mamba."),
-    ]
+    return [*attention.attention(f"{theirs}.self_attn."), *mamba.plain(PARTS_OF_MAMBA2, f"{theirs}.mamba.")]
 
 
-def _falcon_h1_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    own = options[_PARALLEL]
+def _falcon_h1_settings(stack: Stack) -> dict[str, Any]:
+    own, config = stack.mixer(_PARALLEL), stack.config
     inner = own["d_inner"] or 2 * config.d_model
     n_mamba_heads = own["n_mamba_heads"] or most_heads(inner, 64)
     return {
@@ -294,7 +276,7 @@ def _falcon_h1_settings(config: LanguageModelConfig, options: _Options) -> dict[
         "mamba_rms_norm": own["norm"] is not None,
         "mamba_norm_before_gate": own["norm"] != "after",
         "intermediate_size": config.d_channel_mixing,
-        **written_attention(config, _PARALLEL, own),
+        **stack.attention(_PARALLEL),
         "rope_parameters": {"rope_type": "default", "rope_theta": own["rotation_base"]},
         "rms_norm_eps": config.norm_epsilon,
         "embedding_multiplier": config.embedding_scale,
@@ -352,7 +334,7 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
     settings.only(attention_bias=False, mamba_proj_bias=False, mlp_bias=False, use_bias=False)
     settings.only(time_step_limit=NO_LIMIT)  # the class limits steps by time_step_min
     settings.ignore(_HOW_NEMOTRON_RUNS)
-    sizes, epsilon = settings.sizes(_SIZES_OF_NEMOTRON), settings.number("layer_norm_epsilon", 1e-5)
+    sizes, epsilon = settings.options(_SIZES_OF_NEMOTRON), settings.number("layer_norm_epsilon", 1e-5)
     experts = deepseek_experts(settings, _EXPERTS_OF_NEMOTRON) | {"expert": "relu-squared"}
     experts["d_latent"], d_head = settings.optional_size("moe_latent_size") or 0, settings.size("head_dim", 128)
     options = {
@@ -364,12 +346,8 @@ def _nemotron_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
         },
         ATTENTION: settings.attention(d_model) | {"d_head": d_head, "rotated_share": 0.0},
     }
-    return {
-        "n_layer": len(mixers),
-        **shape_of(mixers, options, settings.size("intermediate_size", 21504), epsilon),
-        "feed_forward": one_or_list(networks),
-        "feed_forward_options": experts if EXPERTS in networks else {},
-    }
+    shape = shape_of(mixers, options, settings.size("intermediate_size", 21504), epsilon)
+    return {"n_layer": len(mixers), **shape, **networks_of(networks, experts)}
 
 
 def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
@@ -392,25 +370,23 @@ def _nemotron_blocks(settings: Settings) -> tuple[list[str], list[str]]:
 
 def _nemotron_rules(block: Block) -> list[Rule]:
     theirs, after = (f"backbone.layers.{block.place + number}." for number in (0, 1))
-    is_attention, own = block.mixer == ATTENTION, f"blocks.{block.number}."
+    own, mixer = f"blocks.{block.number}.", f"{theirs}mixer."
     inner = "mixer.shared_experts." if block.n_experts else "mixer."
     parts = {"norm_feed_forward": "norm", "feed_forward.0": f"{inner}up_proj", "feed_forward.3": f"{inner}down_proj"}
     parts |= {own.replace(".", ".shared."): name for own, name in parts.items() if "." in own and block.n_experts}
     return [
         *plain_rules({"norm_mixing": "norm"}, own, theirs),
-        *(attention_rules(block, f"{theirs}mixer.") if is_attention else []),
-        *([] if is_attention else plain_rules(PARTS_OF_MAMBA2, block.own, f"{theirs}mixer.")),
+        *(block.attention(mixer) if block.mixer == ATTENTION else block.plain(PARTS_OF_MAMBA2, mixer)),
         *(plain_rules(parts | _MIXTURE_OF_NEMOTRON, own, after) if block.has_network else []),
-        *expert_rules(block, f"{after}mixer.experts.", {"up": "up_proj", "down": "down_proj"}),
+        *block.experts(f"{after}mixer.experts.", {"up": "up_proj", "down": "down_proj"}),
     ]
 
 
-def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    mamba, attention = options["mamba2"], options.get(ATTENTION, mixer_options(ATTENTION) | {"n_heads": 1})
+def _nemotron_settings(stack: Stack) -> dict[str, Any]:
+    mamba, config, experts = stack.mixer("mamba2"), stack.config, stack.experts
     inner = mamba["d_inner"] or mamba["expand"] * config.d_model
-    heads = mamba["n_heads"] or most_heads(inner, 64)
-    experts, layers = experts_of(config), []
-    for (name, _), network in zip(config.mixers, config.feed_forwards):
+    heads, layers = mamba["n_heads"] or most_heads(inner, 64), []
+    for name, network in zip(stack.mixers, config.feed_forwards):
         layers.append("full_attention" if name == ATTENTION else "linear_attention")
         layers += [kind for kind, own in _NETWORKS_OF_NEMOTRON.items() if own == network]
     return {
@@ -424,14 +400,14 @@ def _nemotron_settings(config: LanguageModelConfig, options: _Options) -> dict[s
         "mamba_head_dim": inner // heads,
         "time_step_min": mamba["least_step"],
         "intermediate_size": config.d_channel_mixing,
-        **written_attention(config, ATTENTION, attention),
+        **stack.attention(ATTENTION, n_heads=1),
         "layer_norm_epsilon": config.norm_epsilon,
     }
 
 
-def _has_squares(config: LanguageModelConfig) -> bool:
-    of_experts = EXPERTS in config.feed_forwards and experts_of(config)["expert"] == "relu-squared"
-    return of_experts or "relu-squared" in config.feed_forwards
+def _has_squares(stack: Stack) -> bool:
+    of_experts = stack.has_experts and stack.experts["expert"] == "relu-squared"
+    return of_experts or "relu-squared" in stack.config.feed_forwards
 
 
 NEMOTRON_H = Architecture(
@@ -441,7 +417,7 @@ NEMOTRON_H = Architecture(
     config=_nemotron_config,
     settings=_nemotron_settings,
     rules=_nemotron_rules,
-    fits=lambda config: _has_squares(config) and not config.tie_embeddings,  # which the class ignores
+    fits=lambda stack: _has_squares(stack) and not stack.config.tie_embeddings,  # which the class ignores
     counts_layers=False,
     other_names={"layer_types": "layers_block_type"},
     other_tensors={"model.": "backbone."},

@@ -18,25 +18,14 @@ from recurra.convert.published._rules import (
     Block,
     Fused,
     Rule,
-    attention_rules,
-    expert_rules,
-    experts_of,
-    head_norm_rules,
-    heads_of,
-    kinds_of,
-    one_or_list,
+    Stack,
+    networks_of,
     plain_rules,
     rotation_entries,
     shape_of,
-    stacked,
     unpacked_experts,
-    written_attention,
 )
 from recurra.convert.published._settings import Settings, written
-from recurra.mixers.base import mixer_options
-from recurra.models.language_model import LanguageModelConfig
-
-_Options = dict[str, dict[str, Any]]
 
 # --- Qwen3-Next (Qwen/Qwen3-Next-80B-A3B-Instruct); Qwen3.5, dense (Qwen/Qwen3.5-0.8B, -27B) or not (-35B-A3B) ---
 
@@ -46,6 +35,7 @@ _HEADS = {
     "n_heads": ("num_attention_heads", 16),
     "n_kv_heads": ("num_key_value_heads", 2),
     "d_head": ("head_dim", 256),
+    "dropout": ("attention_dropout", 0.0),
 }
 _SIZES_OF_EXPERTS = {
     "n_experts": ("num_experts", 512),
@@ -77,17 +67,13 @@ def _qwen3_next_config(settings: Settings, d_model: int, n_layer: int) -> dict[s
     others = {own: entry for own, entry in _SIZES_OF_EXPERTS.items() if own != "n_experts"}
     experts = {"n_experts": n_experts, **_experts(settings, others)}
     experts["normalise"] = settings.flag("norm_topk_prob", True)
-    d_hidden = settings.size("intermediate_size", 5632)
-    return {
-        **_qwen_config(settings, n_layer, d_hidden, _HEADS, settings.rotation(0.25)),
-        "feed_forward": one_or_list([EXPERTS if one else "swiglu" for one in sparse]),
-        "feed_forward_options": experts if any(sparse) else {},
-    }
+    shape = _qwen_config(settings, n_layer, settings.size("intermediate_size", 5632), _HEADS, settings.rotation(0.25))
+    return {**shape, **networks_of([EXPERTS if one else "swiglu" for one in sparse], experts)}
 
 
 def _experts(settings: Settings, sizes: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
     settings.ignore("output_router_logits router_aux_loss_coef")
-    return {**settings.sizes(sizes), "shared_gate": True}
+    return {**settings.options(sizes), "shared_gate": True}
 
 
 def _qwen3_5_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
@@ -99,15 +85,11 @@ def _qwen3_5_moe_config(settings: Settings, d_model: int, n_layer: int) -> dict[
     settings.only(norm_topk_prob=True)
     settings.ignore("intermediate_size decoder_sparse_step")  # of Qwen3-Next's dense networks, which it has not
     experts = _experts(settings, _SIZES_OF_EXPERTS | _FEWER_EXPERTS)
-    return {
-        **_qwen3_5_stack(settings, n_layer, experts["d_expert"], _HEADS),
-        "feed_forward": EXPERTS,
-        "feed_forward_options": experts,
-    }
+    return {**_qwen3_5_stack(settings, n_layer, experts["d_expert"], _HEADS), **networks_of([EXPERTS], experts)}
 
 
 def _qwen3_5_stack(
-    settings: Settings, n_layer: int, d_hidden: int, heads: Mapping[str, tuple[str, int]]
+    settings: Settings, n_layer: int, d_hidden: int, heads: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Any]:
     settings.only(attn_output_gate=True, output_gate_type=("swish", "silu"))
     # further layers that predict tokens ahead, which transformers' class does not load
@@ -134,17 +116,17 @@ def _qwen_config(
     settings: Settings,
     n_layer: int,
     d_hidden: int,
-    heads: Mapping[str, tuple[str, int]],
+    heads: Mapping[str, tuple[str, Any]],
     rotation: tuple[float, float],
 ) -> dict[str, Any]:
     interval = settings.size("full_attention_interval", 4)
     kinds = [list(_OF_QWEN)[(number + 1) % interval == 0] for number in range(n_layer)]
-    kinds = settings.layers("layer_types", _OF_QWEN, kinds)
+    mixers = settings.layers("layer_types", _OF_QWEN, kinds)
     settings.only(hidden_act=("silu", "swish"), attention_bias=False)
     settings.ignore("max_position_embeddings")
     epsilon, (base, share) = settings.number("rms_norm_eps", 1e-6), rotation
     n_qk_heads, n_heads = settings.size("linear_num_key_heads", 16), settings.size("linear_num_value_heads", 32)
-    options: _Options = {
+    options: dict[str, dict[str, Any]] = {
         _LINEAR: {
             "n_heads": n_heads,
             "n_qk_heads": n_qk_heads,
@@ -154,57 +136,54 @@ def _qwen_config(
             "norm_epsilon": epsilon,
         },
         _ATTENTION: {
-            **settings.sizes(heads),
+            **settings.options(heads),
             "rotated_share": share,
             "rotation_base": base,
             "window": None,
-            "dropout": settings.number("attention_dropout", 0.0),
             "norm_epsilon": epsilon,
         },
     }
-    return shape_of([_OF_QWEN[kind] for kind in kinds], options, d_hidden, epsilon)
+    return shape_of(mixers, options, d_hidden, epsilon)
 
 
 def _qwen3_next_rules(block: Block) -> list[Rule]:
-    experts = expert_rules(block, f"model.layers.{block.number}.mlp.experts.", SWIGLU)
+    experts = block.experts(f"model.layers.{block.number}.mlp.experts.", SWIGLU)
     if block.mixer == _ATTENTION:
         return [*_qwen_attention_rules(block), *experts]
     (q, k, v, gate), (rate, decay) = (fused.names for fused in _qwen3_next_fused(block))
-    sizes = _sizes_of_delta(block.d_model, block.options)
-    rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
     split = {"gate_projection.weight": gate, "rate_projection.weight": rate, "decay_projection.weight": decay}
     return [
         *experts,
-        stacked(f"{block.own}qkv.weight", [q, k, v], rows),
-        *plain_rules(split, block.own),
-        *plain_rules(_DELTA, block.own, f"model.layers.{block.number}.linear_attn."),
+        block.stacked("qkv.weight", [q, k, v], _rows_of_delta(block)),
+        *block.plain(split),
+        *block.plain(_DELTA, f"model.layers.{block.number}.linear_attn."),
     ]
 
 
 def _qwen3_5_rules(block: Block) -> list[Rule]:
     if block.mixer == _ATTENTION:
         return _qwen_attention_rules(block)
-    return plain_rules(_DELTA | _PROJECTIONS, block.own, f"model.layers.{block.number}.linear_attn.")
+    return block.plain(_DELTA | _PROJECTIONS, f"model.layers.{block.number}.linear_attn.")
 
 
 def _qwen3_5_moe_rules(block: Block) -> list[Rule]:
-    return [*_qwen3_5_rules(block), *expert_rules(block, f"model.layers.{block.number}.mlp.experts.", SWIGLU)]
+    return [*_qwen3_5_rules(block), *block.experts(f"model.layers.{block.number}.mlp.experts.", SWIGLU)]
 
 
 def _qwen_attention_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}.self_attn."
     ((q, gate),) = (fused.names for fused in _qwen3_5_fused(block))
     return [
-        *attention_rules(block, theirs, queries=q),
-        *plain_rules({"gate_projection.weight": gate}, block.own),
-        *head_norm_rules(block, {"query_norm": "q_norm", "key_norm": "k_norm"}, theirs, less=1.0),
+        *block.attention(theirs, queries=q),
+        *block.plain({"gate_projection.weight": gate}),
+        *block.head_norms({"query_norm": "q_norm", "key_norm": "k_norm"}, theirs, less=1.0),
     ]
 
 
 def _qwen3_5_fused(block: Block) -> list[Fused]:
     if block.mixer == _LINEAR:
         return []
-    n_heads, _, d_head = heads_of(block)
+    n_heads, _, d_head = block.heads
     return [Fused(f"model.layers.{block.number}.self_attn.q_proj.weight", ("q", "gate"), n_heads, (d_head, d_head))]
 
 
@@ -228,9 +207,16 @@ def _sizes_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, int]:
     return {"n_heads": n_heads, "n_qk_heads": n_qk_heads, "d_qk": d_qk, "d_v": options["d_v"] or 2 * d_qk}
 
 
-def _entries_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, Any]:
+def _rows_of_delta(block: Block) -> list[int]:
+    """The rows of a Gated DeltaNet's q, k and v."""
+    sizes = _sizes_of_delta(block.d_model, block.options)
+    return [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
+
+
+def _entries_of_delta(stack: Stack) -> dict[str, Any]:
     """Return what config.json says of a stack's Gated DeltaNets."""
-    sizes = _sizes_of_delta(d_model, options)
+    options = stack.mixer(_LINEAR)
+    sizes = _sizes_of_delta(stack.config.d_model, options)
     return {
         "linear_num_key_heads": sizes["n_qk_heads"],
         "linear_num_value_heads": sizes["n_heads"],
@@ -240,32 +226,28 @@ def _entries_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen3_next_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    experts = experts_of(config)
-    dense = [number for number, name in enumerate(config.feed_forwards) if name != EXPERTS]
+def _qwen3_next_settings(stack: Stack) -> dict[str, Any]:
+    experts = stack.experts | {"d_shared": max(stack.experts["d_shared"], 1)}
     return {
-        **_qwen_settings(config, options),
-        **written(experts | {"d_shared": max(experts["d_shared"], 1)}, _SIZES_OF_EXPERTS),
+        **_qwen_settings(stack),
+        **written(experts, _SIZES_OF_EXPERTS),
         "norm_topk_prob": experts["normalise"],
-        "mlp_only_layers": dense,
+        "mlp_only_layers": [number for number, name in enumerate(stack.config.feed_forwards) if name != EXPERTS],
     }
 
 
-def _qwen3_5_moe_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    entries = _qwen3_next_settings(config, options)
-    return {key: entry for key, entry in entries.items() if key not in _OF_DENSE}
+def _qwen3_5_moe_settings(stack: Stack) -> dict[str, Any]:
+    return {key: entry for key, entry in _qwen3_next_settings(stack).items() if key not in _OF_DENSE}
 
 
-def _qwen_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    linear = options.get(_LINEAR, mixer_options(_LINEAR))
-    attention = options.get(_ATTENTION, mixer_options(_ATTENTION))
+def _qwen_settings(stack: Stack) -> dict[str, Any]:
     return {
-        "intermediate_size": max(config.d_channel_mixing, 1),
-        "layer_types": kinds_of(config, _OF_QWEN),
-        **_entries_of_delta(config.d_model, linear),
-        **written_attention(config, _ATTENTION, attention),
-        **rotation_entries(attention["rotation_base"], attention["rotated_share"]),
-        "rms_norm_eps": config.norm_epsilon,
+        "intermediate_size": max(stack.config.d_channel_mixing, 1),
+        "layer_types": stack.kinds(_OF_QWEN),
+        **_entries_of_delta(stack),
+        **stack.attention(_ATTENTION),
+        **rotation_entries(stack.mixer(_ATTENTION)),
+        "rms_norm_eps": stack.config.norm_epsilon,
     }
 
 
@@ -278,7 +260,7 @@ QWEN3_5 = Architecture(
     settings=_qwen_settings,
     rules=_qwen3_5_rules,
     fused=_qwen3_5_fused,
-    fits=lambda config: EXPERTS not in config.feed_forwards,
+    fits=lambda stack: not stack.has_experts,
     other_tensors={"model.language_model.": "model.", "model.visual.": None, "mtp.": None},
 )
 QWEN3_NEXT = QWEN3_5._replace(
@@ -293,7 +275,7 @@ QWEN3_NEXT = QWEN3_5._replace(
     settings=_qwen3_next_settings,
     rules=_qwen3_next_rules,
     fused=_qwen3_next_fused,
-    fits=lambda config: True,
+    fits=lambda stack: True,
     other_tensors={"mtp.": None},
     other_layout=lambda weights: unpacked_experts(weights, _PACKED),
 )
@@ -303,7 +285,7 @@ QWEN3_5_MOE = QWEN3_NEXT._replace(
     settings=_qwen3_5_moe_settings,
     rules=_qwen3_5_moe_rules,
     fused=_qwen3_5_fused,
-    fits=lambda config: set(config.feed_forwards) == {EXPERTS} and experts_of(config)["normalise"],
+    fits=lambda stack: set(stack.config.feed_forwards) == {EXPERTS} and stack.experts["normalise"],
     other_tensors=QWEN3_5.other_tensors,
 )
 
@@ -324,14 +306,14 @@ _OF_NEW_OLMOS = "linear_a_log_max linear_a_log_min linear_dt_init_floor linear_d
 def _olmo_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, Any]:
     kinds = [list(_OF_OLMO)[number % 4 == 3] for number in range(n_layer)]
     kinds = kinds if n_layer > 3 else [*kinds[:-1], "full_attention"]
-    kinds = settings.layers("layer_types", _OF_OLMO, kinds)
+    mixers = settings.layers("layer_types", _OF_OLMO, kinds)
     settings.only(hidden_act=("silu", "swish"), attention_bias=False)
     settings.ignore(f"max_position_embeddings {_OF_NEW_OLMOS}")
     rotates, base = settings.rotates(), settings.whole_rotation()
     epsilon, n_heads = settings.number("rms_norm_eps", 1e-6), settings.size("num_attention_heads", 30)
     n_qk_heads, n_value_heads = (settings.optional_size(f"linear_num_{x}_heads") or n_heads for x in ("key", "value"))
     d_key = settings.optional_size("linear_key_head_dim") or int(0.75 * d_model / n_qk_heads)
-    options: _Options = {
+    options: dict[str, dict[str, Any]] = {
         _LINEAR: {
             "n_heads": n_value_heads,
             "n_qk_heads": n_qk_heads,
@@ -352,8 +334,8 @@ def _olmo_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, An
             "qk_norm_over": "all",
         },
     }
-    shape = shape_of([_OF_OLMO[kind] for kind in kinds], options, settings.size("intermediate_size", 11008), epsilon)
-    return shape | {"norm_place": ["after" if kind == "full_attention" else "before" for kind in kinds]}
+    shape = shape_of(mixers, options, settings.size("intermediate_size", 11008), epsilon)
+    return shape | {"norm_place": ["after" if name == _ROTARY else "before" for name in mixers]}
 
 
 def _olmo_rules(block: Block) -> list[Rule]:
@@ -361,12 +343,11 @@ def _olmo_rules(block: Block) -> list[Rule]:
     norms = plain_rules(_OLMO_NORMS[block.mixer], f"blocks.{block.number}.", layer)
     if block.mixer == _ROTARY:
         theirs = f"{layer}self_attn."
-        heads = head_norm_rules(block, {"query_norm": "q_norm", "key_norm": "k_norm"}, theirs)
-        return [*norms, *attention_rules(block, theirs), *heads]
-    theirs, sizes = f"{layer}linear_attn.", _sizes_of_delta(block.d_model, block.options)
-    rows = [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
-    qkv = stacked(f"{block.own}qkv.weight", [f"{theirs}{part}_proj.weight" for part in "qkv"], rows)
-    return [*norms, qkv, *plain_rules(_OF_OLMOS_DELTA, block.own, theirs)]
+        heads = block.head_norms({"query_norm": "q_norm", "key_norm": "k_norm"}, theirs)
+        return [*norms, *block.attention(theirs), *heads]
+    theirs = f"{layer}linear_attn."
+    qkv = block.stacked("qkv.weight", [f"{theirs}{part}_proj.weight" for part in "qkv"], _rows_of_delta(block))
+    return [*norms, qkv, *block.plain(_OF_OLMOS_DELTA, theirs)]
 
 
 def _joined_convolutions(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -391,20 +372,19 @@ def _usual_olmo(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return _joined_convolutions(weights)
 
 
-def _olmo_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    linear, attention = options[_LINEAR], options[_ROTARY]
-    n_heads, n_kv_heads, _ = heads_of(Block(0, _ROTARY, attention, config.d_model))
+def _olmo_settings(stack: Stack) -> dict[str, Any]:
+    attention, (n_heads, n_kv_heads, _) = stack.mixer(_ROTARY), stack.heads(_ROTARY)
     base = attention["rotation_base"] if attention["rotated_share"] else None
     return {
-        "intermediate_size": max(config.d_channel_mixing, 1),
-        "layer_types": kinds_of(config, _OF_OLMO),
-        **_entries_of_delta(config.d_model, linear),
-        "linear_allow_neg_eigval": linear["negative_eigenvalues"],
+        "intermediate_size": max(stack.config.d_channel_mixing, 1),
+        "layer_types": stack.kinds(_OF_OLMO),
+        **_entries_of_delta(stack),
+        "linear_allow_neg_eigval": stack.mixer(_LINEAR)["negative_eigenvalues"],
         "num_attention_heads": n_heads,
         "num_key_value_heads": n_kv_heads,
         "attention_dropout": attention["dropout"],
         "rope_parameters": {"rope_type": "default", "rope_theta": base},
-        "rms_norm_eps": config.norm_epsilon,
+        "rms_norm_eps": stack.config.norm_epsilon,
         "pad_token_id": None,  # by default one that a small vocabulary does not have, which the class refuses
     }
 
@@ -416,6 +396,6 @@ OLMO_HYBRID = Architecture(
     config=_olmo_config,
     settings=_olmo_settings,
     rules=_olmo_rules,
-    fits=lambda config: _ROTARY in dict(config.mixers),
+    fits=lambda stack: _ROTARY in stack.mixers,
     other_layout=_usual_olmo,
 )

@@ -29,8 +29,8 @@ from recurra.convert.published._gguf_kinds import (
     take_attention,
     take_expand,
 )
+from recurra.convert.published._recurrent import LOW_RANK, OF_THE_AUTHORS, RANKS
 from recurra.convert.published._rules import Block, Rule, plain_rules
-from recurra.convert.published._rwkv7 import LOW_RANK, OF_THE_AUTHORS, RANKS
 from recurra.convert.published._settings import Settings
 from recurra.mixers.rwkv7 import usual_heads, usual_ranks
 
@@ -296,7 +296,7 @@ def _rules_of_rwkv7(block: Block) -> list[Rule]:
     theirs = f"blk.{layer}.{('time', 'channel')[half]}_mix_"
     norm = plain_rules({f"blocks.{block.number}.norm_mixing": f"blk.{layer}.attn_norm{('', '_2')[half]}"})
     if half:
-        return [*norm, *plain_rules(_OF_CHANNELS, block.own, theirs)]
+        return [*norm, *block.plain(_OF_CHANNELS, theirs)]
     names = _OF_TIME | {
         f"{own}_projection.{place}.weight": f"{letter}{place // 2 + 1}.weight"
         for own, letter in LOW_RANK.items()
@@ -310,9 +310,9 @@ def _rules_of_rwkv7(block: Block) -> list[Rule]:
     return [
         *norm,
         *twice,
-        *plain_rules({"shift": names["shift"]}, block.own, theirs, *_shaped((6, 1, 1, d_model), (6, d_model))),
-        *plain_rules({"bonus": names["bonus"]}, block.own, theirs, *_shaped((d_model,), (heads, d_model // heads))),
-        *plain_rules(own, block.own, theirs),
+        *block.plain({"shift": names["shift"]}, theirs, *_shaped((6, 1, 1, d_model), (6, d_model))),
+        *block.plain({"bonus": names["bonus"]}, theirs, *_shaped((d_model,), (heads, d_model // heads))),
+        *block.plain(own, theirs),
     ]
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from recurra.checks import require
-from recurra.convert.published._rules import Rule, regular_places
+from recurra.convert.published._mambas import regular_places
+from recurra.convert.published._rules import Rule
 from recurra.convert.published._settings import Settings
 
 Entries = dict[str, Any]

@@ -13,23 +13,12 @@ from recurra.convert.published._rules import (
     Architecture,
     Block,
     Rule,
-    attention_rules,
-    expert_rules,
-    experts_of,
-    head_norm_rules,
-    heads_of,
-    kinds_of,
-    one_or_list,
-    plain_rules,
+    Stack,
+    networks_of,
     rotation_entries,
     shape_of,
 )
 from recurra.convert.published._settings import Settings, written
-from recurra.mixers.base import mixer_options
-from recurra.models.language_model import LanguageModelConfig
-
-_Options = dict[str, dict[str, Any]]
-
 
 # --- Griffin (google/recurrentgemma-2b, -9b) ---
 
@@ -55,7 +44,7 @@ def _gemma_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
     settings.only(hidden_activation="gelu_pytorch_tanh", attention_bias=False, embeddings_scale_by_sqrt_dim=True)
     settings.only(head_dim=d_model // n_heads)
     settings.ignore("w_init_variance_scale final_w_init_variance_scale layer_types layers_block_type")
-    options: _Options = {
+    options: dict[str, dict[str, Any]] = {
         "rg-lru": {
             "lru_width": settings.optional_size("lru_width") or d_model,
             "n_heads": n_heads,
@@ -82,15 +71,13 @@ def _gemma_config(settings: Settings, d_model: int, n_layer: int) -> dict[str, A
 
 
 def _gemma_rules(block: Block) -> list[Rule]:
-    own, theirs = block.own, f"model.layers.{block.number}.temporal_block."
+    theirs = f"model.layers.{block.number}.temporal_block."
     if block.mixer == "rotary-attention":
-        return attention_rules(block, theirs)
+        return block.attention(theirs)
     n_heads = _recurrent_heads(block.d_model, block.options)
     biases = {f"{name}.bias": f"rg_lru.{other}_bias" for name, other in _GATES.items()}
-    return [
-        *plain_rules(_RECURRENT, own, theirs),
-        *plain_rules(biases, own, theirs, torch.flatten, lambda x: (x.unflatten(0, (n_heads, -1)),)),
-    ]
+    by_heads = block.plain(biases, theirs, torch.flatten, lambda x: (x.unflatten(0, (n_heads, -1)),))
+    return [*block.plain(_RECURRENT, theirs), *by_heads]
 
 
 def _recurrent_heads(d_model: int, options: dict[str, Any]) -> int:
@@ -98,22 +85,21 @@ def _recurrent_heads(d_model: int, options: dict[str, Any]) -> int:
     return options["n_heads"] or max(1, (options["lru_width"] or d_model) // 256)
 
 
-def _gemma_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
+def _gemma_settings(stack: Stack) -> dict[str, Any]:
+    recurrent, config = stack.mixer("rg-lru"), stack.config
     require(config.logit_cap is not None, "logit_cap", None, "a bound, as RecurrentGemma's logits have one")
-    recurrent = options["rg-lru"]
     n_heads = _recurrent_heads(config.d_model, recurrent)
-    absent = mixer_options("rotary-attention") | {"n_heads": n_heads, "rotated_share": 0.5, "window": 2048}
-    attention = options.get("rotary-attention", absent)
+    attention = stack.mixer("rotary-attention", n_heads=n_heads, rotated_share=0.5, window=2048)
     return {
         "intermediate_size": 2 * config.d_channel_mixing,
         "num_attention_heads": n_heads,
         "num_key_value_heads": attention["n_kv_heads"] or n_heads,
-        "block_types": kinds_of(config, _OF_GEMMA),
+        "block_types": stack.kinds(_OF_GEMMA),
         "lru_width": recurrent["lru_width"] or config.d_model,
         "conv1d_width": recurrent["d_conv"],
         "attention_window_size": attention["window"],
         "attention_dropout": attention["dropout"],
-        **rotation_entries(attention["rotation_base"], attention["rotated_share"]),
+        **rotation_entries(attention),
         "rms_norm_eps": config.norm_epsilon,
         "logits_soft_cap": config.logit_cap,
     }
@@ -145,10 +131,12 @@ RECURRENT_GEMMA = Architecture(
 _OF_LFM2 = {"conv": "short-conv", "full_attention": "rotary-attention"}
 _SHORT = {"input_projection": "in_proj", "convolution": "conv", "output_projection": "out_proj"}
 _GATED = {"gate": "w1", "up": "w3", "down": "w2"}
+_OPTIONS_OF_LFM2 = {"kernel_size": ("conv_L_cache", 3), "biases": ("conv_bias", False)}
 _EXPERTS_OF_LFM2 = {
     "n_experts": ("num_experts", 32),
     "top_k": ("num_experts_per_tok", 4),
     "d_expert": ("moe_intermediate_size", 1792),
+    "normalise": ("norm_topk_prob", True),
 }
 _OF_NO_CLASS = """
 block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_xavier_init conv_dim conv_dim_out
@@ -164,26 +152,23 @@ def _lfm2_moe_config(settings: Settings, d_model: int, n_layer: int) -> dict[str
     n_dense = min(settings.size("num_dense_layers", 2, least=0), n_layer)
     settings.only(use_expert_bias=True)
     settings.ignore("output_router_logits router_aux_loss_coef")
-    experts = {"router": "sigmoid", **settings.sizes(_EXPERTS_OF_LFM2)}
-    experts |= {"normalise": settings.flag("norm_topk_prob", True), "scale": settings.positive("routed_scaling_factor")}
-    return {
-        **_lfm2_stack(settings, d_model, n_layer, settings.size("intermediate_size", 7168)),
-        "feed_forward": one_or_list([*["swiglu"] * n_dense, *[EXPERTS] * (n_layer - n_dense)]),
-        "feed_forward_options": experts if n_dense < n_layer else {},
-    }
+    experts = {"router": "sigmoid", **settings.options(_EXPERTS_OF_LFM2)}
+    experts["scale"] = settings.positive("routed_scaling_factor")
+    shape = _lfm2_stack(settings, d_model, n_layer, settings.size("intermediate_size", 7168))
+    return {**shape, **networks_of([*["swiglu"] * n_dense, *[EXPERTS] * (n_layer - n_dense)], experts)}
 
 
 def _lfm2_stack(settings: Settings, d_model: int, n_layer: int, d_hidden: int) -> dict[str, Any]:
     attending = settings.numbers("full_attn_idxs")
     attends = set(range(n_layer) if attending is None else attending)
     kinds = ["full_attention" if number in attends else "conv" for number in range(n_layer)]
-    kinds = settings.layers("layer_types", _OF_LFM2, kinds)
+    mixers = settings.layers("layer_types", _OF_LFM2, kinds)
     epsilon, base = settings.number("norm_eps", 1e-5), settings.whole_rotation(1e6)
     settings.only(block_use_swiglu=True, use_pos_enc=True)
     settings.ignore(_OF_NO_CLASS)
     n_heads = settings.size("num_attention_heads", 32)
-    options: _Options = {
-        "short-conv": {"kernel_size": settings.size("conv_L_cache", 3), "biases": settings.flag("conv_bias", False)},
+    options = {
+        "short-conv": settings.options(_OPTIONS_OF_LFM2),
         "rotary-attention": {
             "n_heads": n_heads,
             "n_kv_heads": settings.size("num_key_value_heads", 8),
@@ -193,7 +178,7 @@ def _lfm2_stack(settings: Settings, d_model: int, n_layer: int, d_hidden: int) -
             "qk_norm": epsilon,
         },
     }
-    return shape_of([_OF_LFM2[kind] for kind in kinds], options, d_hidden, epsilon)
+    return shape_of(mixers, options, d_hidden, epsilon)
 
 
 def _lfm2_channels(settings: Settings) -> int:
@@ -205,41 +190,37 @@ def _lfm2_channels(settings: Settings) -> int:
 
 def _lfm2_rules(block: Block) -> list[Rule]:
     theirs = f"model.layers.{block.number}."
-    experts = expert_rules(block, f"{theirs}feed_forward.experts.", _GATED)
+    experts = block.experts(f"{theirs}feed_forward.experts.", _GATED)
     if block.mixer == "short-conv":
-        return [*plain_rules(_SHORT, block.own, f"{theirs}conv."), *experts]
+        return [*block.plain(_SHORT, f"{theirs}conv."), *experts]
     norms = {"query_norm": "q_layernorm", "key_norm": "k_layernorm"}
     theirs += "self_attn."
-    return [*attention_rules(block, theirs, output="out_proj"), *head_norm_rules(block, norms, theirs), *experts]
+    return [*block.attention(theirs, output="out_proj"), *block.head_norms(norms, theirs), *experts]
 
 
-def _lfm2_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    absent = mixer_options("rotary-attention") | {"n_heads": 1}
-    attention = options.get("rotary-attention", absent)
-    n_heads, n_kv_heads, d_head = heads_of(Block(0, "rotary-attention", attention, config.d_model))
+def _lfm2_settings(stack: Stack) -> dict[str, Any]:
+    config, (n_heads, n_kv_heads, d_head) = stack.config, stack.heads("rotary-attention", n_heads=1)
     return {
         "intermediate_size": max(config.d_channel_mixing, 1),
         "block_auto_adjust_ff_dim": False,
-        "layer_types": kinds_of(config, _OF_LFM2),
-        "conv_L_cache": options["short-conv"]["kernel_size"],
-        "conv_bias": options["short-conv"]["biases"],
+        "layer_types": stack.kinds(_OF_LFM2),
+        **written(stack.mixer("short-conv"), _OPTIONS_OF_LFM2),
         "num_attention_heads": n_heads,
         "num_key_value_heads": n_kv_heads,
         "head_dim": d_head,
-        "rope_parameters": {"rope_type": "default", "rope_theta": attention["rotation_base"]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": stack.mixer("rotary-attention")["rotation_base"]},
         "norm_eps": config.norm_epsilon,
     }
 
 
-def _lfm2_moe_settings(config: LanguageModelConfig, options: _Options) -> dict[str, Any]:
-    entries, experts = _lfm2_settings(config, options), experts_of(config)
+def _lfm2_moe_settings(stack: Stack) -> dict[str, Any]:
+    entries = _lfm2_settings(stack)
     del entries["block_auto_adjust_ff_dim"]
     return {
         **entries,
-        **written(experts, _EXPERTS_OF_LFM2),
-        "num_dense_layers": config.feed_forwards.index(EXPERTS),
-        "norm_topk_prob": experts["normalise"],
-        "routed_scaling_factor": experts["scale"],
+        **written(stack.experts, _EXPERTS_OF_LFM2),
+        "num_dense_layers": stack.config.feed_forwards.index(EXPERTS),
+        "routed_scaling_factor": stack.experts["scale"],
     }
 
 
@@ -257,7 +238,7 @@ LFM2 = Architecture(
     config=_lfm2_config,
     settings=_lfm2_settings,
     rules=_lfm2_rules,
-    fits=lambda config: EXPERTS not in config.feed_forwards,
+    fits=lambda stack: not stack.has_experts,
     tied=True,
     other_names={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
 )
@@ -270,6 +251,6 @@ LFM2_MOE = LFM2._replace(
     },
     config=_lfm2_moe_config,
     settings=_lfm2_moe_settings,
-    fits=lambda config: EXPERTS in config.feed_forwards,
+    fits=lambda stack: stack.has_experts,
     other_names={"tie_embedding": "tie_word_embeddings"},
 )

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,13 +47,35 @@ class Rule(NamedTuple):
     """Makes their tensors from the parameter."""
 
 
+def plain_rules(
+    names: Mapping[str, str],
+    own: str = "",
+    theirs: str = "",
+    read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    write: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,),
+) -> list[Rule]:
+    """Make rules for modules and parameters of other names there; `own` and `theirs` stand in front of these."""
+    return [
+        Rule(
+            re.escape(own + ours).replace(r"\#", r"(?P<block>\d+)") + r"(?P<kind>\.weight|\.bias|)",
+            ((theirs + name).replace("#", r"\g<block>") + r"\g<kind>",),
+            read,
+            write,
+        )
+        for ours, name in names.items()
+    ]
+
+
 class Block(NamedTuple):
     """A block of a stack: its number, its mixer's name and options, with their defaults, and its feed-forward network.
 
     place: where the block begins in a stack in which each half of a block is a layer.
     has_network: whether it has a feed-forward network.
     d_hidden: hidden channels of a dense network; n_experts, d_expert, d_shared: of a mixture, 0 if it is none.
+    part: of the mixer, whose rules are made, with a dot behind it; empty for all of it.
     turns: the numbers of all blocks with its mixer.
+
+    Its rules are for parameters of the mixer, or of its `part`, in front of whose names `theirs` stands there.
     """
 
     number: int
@@ -79,6 +101,145 @@ class Block(NamedTuple):
         """What the names of the feed-forward network's parameters begin with."""
         return f"blocks.{self.number}.feed_forward."
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """The heads of queries, those of keys and values, and the channels of one."""
+        n_heads = self.options["n_heads"]
+        return n_heads, self.options.get("n_kv_heads") or n_heads, self.options["d_head"] or self.d_model // n_heads
+
+    @property
+    def turned_pairs(self) -> Tensor:
+        """The order of a head's channels, as numbers of theirs."""
+        *_, d_head = self.heads
+        n_rotated = int(d_head * self.options["rotated_share"])
+        halves = torch.arange(n_rotated).view(2, n_rotated // 2)
+        return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
+
+    def plain(self, names: Mapping[str, str], theirs: str = "", *conversions: Any) -> list[Rule]:
+        """Make rules for parts of other names there, with the `conversions` of a `Rule`."""
+        return plain_rules(names, self.own, theirs, *conversions)
+
+    def stacked(self, own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
+        """A parameter whose rows are those of several tensors there, of these sizes, one after the other."""
+        pattern = re.escape(self.own + own)
+        return Rule(pattern, tuple(theirs), lambda *parts: torch.cat(parts), lambda whole: whole.split(list(sizes)))
+
+    def attention(
+        self, theirs: str, queries: str | None = None, output: str = "o_proj", own: str = "qkv"
+    ) -> list[Rule]:
+        """Make rules for queries, keys and values, which are one matrix here, and for the output projection."""
+        (n_heads, n_kv_heads, d_head), order = self.heads, self.turned_pairs
+        rows, back = [n * d_head for n in (n_heads, n_kv_heads, n_kv_heads)], torch.argsort(order)
+
+        def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return torch.cat([reordered(q, order), reordered(k, order), v])
+
+        def write(qkv: Tensor) -> tuple[Tensor, ...]:
+            q, k, v = qkv.split(rows)
+            return reordered(q, back), reordered(k, back), v
+
+        names = (queries or f"{theirs}q_proj.weight", f"{theirs}k_proj.weight", f"{theirs}v_proj.weight")
+        qkv = Rule(re.escape(f"{self.own}{own}.weight"), names, read, write)
+        return [qkv, *self.plain({"output_projection": output}, theirs)]
+
+    def head_norms(self, names: Mapping[str, str], theirs: str, less: float = 0.0) -> list[Rule]:
+        """Make rules for norms in each head, whose scales the other code keeps less this number."""
+        order = self.turned_pairs
+        back = torch.argsort(order)
+        return self.plain(names, theirs, lambda x: reordered(x, order) + less, lambda x: (reordered(x, back) - less,))
+
+    def experts(self, theirs: str, names: Mapping[str, str]) -> list[Rule]:
+        """Make rules for experts that are networks there, whose names begin with `theirs` and the expert's number."""
+        first, down = [names[own] for own in ("gate", "up") if own in names], names["down"]
+
+        def named(*layers: str) -> tuple[str, ...]:
+            return tuple(f"{theirs}{number}.{layer}.weight" for number in range(self.n_experts) for layer in layers)
+
+        own = re.escape(f"{self.own_network}experts.")
+        return [
+            Rule(
+                rf"{own}gate_up\.weight",
+                named(*first),
+                lambda *parts: torch.cat(parts).unflatten(0, (self.n_experts, -1)),
+                lambda whole: whole.flatten(0, 1).chunk(len(first) * self.n_experts),
+            ),
+            Rule(rf"{own}down\.weight", named(down), lambda *parts: torch.stack(parts), lambda whole: whole.unbind()),
+        ]
+
+
+def reordered(weight: Tensor, order: Tensor) -> Tensor:
+    """Bring the rows of every head into an order."""
+    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+
+
+class Fused(NamedTuple):
+    """A matrix whose rows are those of one group of heads after the other, and within a group part by part.
+
+    name: the matrix there.
+    parts: names for the parts, which rules know as `NAME[PART]`.
+    n_groups: groups of heads.
+    sizes: rows of every part in one group.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    n_groups: int
+    sizes: tuple[int, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """What rules call the parts."""
+        return [f"{self.name}[{part}]" for part in self.parts]
+
+
+class Stack:
+    """A model's shape, `config`, with the defaults of its mixers' and experts' options."""
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        self.config, self.mixers = config, [name for name, _ in config.mixers]
+        self.options = {name: mixer_options(name) | options for name, options in dict(config.mixers).items()}
+        known = inspect.signature(MixtureOfExperts).parameters.values()
+        own = {one.name: one.default for one in known if one.kind is one.KEYWORD_ONLY and one.name != "biases"}
+        self.experts = own | config.feed_forward_options
+        self.experts["d_expert"] = self.experts["d_expert"] or config.d_channel_mixing
+        self.has_experts = EXPERTS in config.feed_forwards
+
+    def mixer(self, name: str, **absent: Any) -> dict[str, Any]:
+        """Return a mixer's options; of one that no block has the defaults, `absent` in their place."""
+        return self.options.get(name) or mixer_options(name) | absent
+
+    def heads(self, name: str, **absent: Any) -> tuple[int, int, int]:
+        """Return the heads of queries, those of keys and values, and the channels of one in the mixer `name`."""
+        return Block(0, name, self.mixer(name, **absent), self.config.d_model).heads
+
+    def kinds(self, known: Mapping[str, str]) -> list[str]:
+        """Return what config.json calls the mixers of the blocks."""
+        names = {name: kind for kind, name in known.items()}
+        return [names.get(name, name) for name in self.mixers]
+
+    def attention(self, name: str, **absent: Any) -> dict[str, Any]:
+        """The way back of `Settings.attention`, for the mixer `name`."""
+        n_heads, n_kv_heads, d_head = self.heads(name, **absent)
+        return {
+            "num_attention_heads": n_heads,
+            "num_key_value_heads": n_kv_heads,
+            "head_dim": d_head,
+            "attention_dropout": self.mixer(name, **absent)["dropout"],
+        }
+
+    def blocks(self) -> list[Block]:
+        """List the blocks."""
+        sizes = tuple(self.experts[name] for name in ("n_experts", "d_expert", "d_shared"))
+        d_hidden, place, blocks = self.config.d_channel_mixing, 0, []
+        for number, (name, kind) in enumerate(zip(self.mixers, self.config.feed_forwards)):
+            has_network = d_hidden > 0 and kind != "none"
+            network = (place, has_network, d_hidden, *(sizes if kind == EXPERTS else ()))
+            turns = tuple(other for other, one in enumerate(self.mixers) if one == name)
+            block = Block(number, name, self.options[name], self.config.d_model, *network)
+            blocks.append(block._replace(turns=turns))
+            place += 1 + has_network
+        return blocks
+
 
 class Architecture(NamedTuple):
     """A published architecture."""
@@ -91,15 +252,15 @@ class Architecture(NamedTuple):
     """Modules and parameters that only have other names there; `#` stands for the number of a block."""
     config: Callable[[Settings, int, int], dict[str, Any]]
     """Makes the shape, as far as `read_config` does not, from config.json and the numbers of channels and blocks."""
-    settings: Callable[[LanguageModelConfig, dict[str, dict[str, Any]]], dict[str, Any]]
-    """Makes the entries of config.json, as far as `settings_of` does not, from a shape and its mixers' options."""
+    settings: Callable[[Stack], dict[str, Any]]
+    """Makes the entries of config.json, as far as `settings_of` does not."""
     rules: Callable[[Block], list[Rule]] = lambda block: []
     """The other weights of a block's mixer."""
-    fused: Callable[[Block], list["Fused"]] = lambda block: []
+    fused: Callable[[Block], list[Fused]] = lambda block: []
     """Matrices there that are split before the rules see them."""
     scales: Mapping[str, str] = {}
     """As `names`, of scales that the other code keeps as their distance from 1."""
-    fits: Callable[[LanguageModelConfig], bool] = lambda config: True
+    fits: Callable[[Stack], bool] = lambda stack: True
     """Whether a shape with that mixer is of this architecture, where several have the mixer."""
     head: str = "lm_head.weight"
     """The output matrix there, which a folder omits if it is the embedding."""
@@ -152,123 +313,53 @@ def settings_of(architecture: Architecture, config: LanguageModelConfig) -> dict
         "hidden_size": config.d_model,
         "num_hidden_layers": config.n_layer,
         "tie_word_embeddings": config.tie_embeddings,
-        **architecture.settings(config, options_of(config)),
+        **architecture.settings(Stack(config)),
     }
 
 
-def options_of(config: LanguageModelConfig) -> dict[str, dict[str, Any]]:
-    """Return the options of a stack's mixers by their names, with their defaults."""
-    return {name: mixer_options(name) | options for name, options in dict(config.mixers).items()}
-
-
-def experts_of(config: LanguageModelConfig) -> dict[str, Any]:
-    """Return the options of a stack's mixtures of experts, with their defaults."""
-    known = inspect.signature(MixtureOfExperts).parameters.values()
-    own = {one.name: one.default for one in known if one.kind is one.KEYWORD_ONLY and one.name != "biases"}
-    options = own | config.feed_forward_options
-    return options | {"d_expert": options["d_expert"] or config.d_channel_mixing}
-
-
-def blocks_of(config: LanguageModelConfig) -> list[Block]:
-    """List the blocks of a stack."""
-    options, experts = options_of(config), experts_of(config)
-    sizes = tuple(experts[name] for name in ("n_experts", "d_expert", "d_shared"))
-    names = [name for name, _ in config.mixers]
-    blocks: list[Block] = []
-    place = 0
-    for number, ((name, _), kind) in enumerate(zip(config.mixers, config.feed_forwards)):
-        has_network = config.d_channel_mixing > 0 and kind != "none"
-        network = (place, has_network, config.d_channel_mixing, *(sizes if kind == EXPERTS else ()))
-        turns = tuple(other for other, one in enumerate(names) if one == name)
-        blocks.append(Block(number, name, options[name], config.d_model, *network)._replace(turns=turns))
-        place += 1 + has_network
-    return blocks
-
-
-def fused_of(architecture: Architecture, config: LanguageModelConfig) -> list["Fused"]:
+def fused_of(architecture: Architecture, config: LanguageModelConfig) -> list[Fused]:
     """List the matrices there that are split before the rules see them."""
-    return [fused for block in blocks_of(config) for fused in architecture.fused(block)]
+    return [fused for block in Stack(config).blocks() for fused in architecture.fused(block)]
 
 
 def rules_of(architecture: Architecture, config: LanguageModelConfig) -> list[Rule]:
     """Make the rules for all weights."""
     scales = plain_rules(architecture.scales, read=lambda scale: scale + 1, write=lambda scale: (scale - 1,))
-    of_blocks = [rule for block in blocks_of(config) for rule in architecture.rules(block)]
+    of_blocks = [rule for block in Stack(config).blocks() for rule in architecture.rules(block)]
     return [*scales, *plain_rules(architecture.names), *of_blocks]
-
-
-def plain_rules(
-    names: Mapping[str, str],
-    own: str = "",
-    theirs: str = "",
-    read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-    write: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,),
-) -> list[Rule]:
-    """Make rules for modules and parameters of other names there; `own` and `theirs` stand in front of these."""
-    return [
-        Rule(
-            re.escape(own + ours).replace(r"\#", r"(?P<block>\d+)") + r"(?P<kind>\.weight|\.bias|)",
-            ((theirs + name).replace("#", r"\g<block>") + r"\g<kind>",),
-            read,
-            write,
-        )
-        for ours, name in names.items()
-    ]
-
-
-def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
-    """A parameter whose rows are those of several tensors there, of these sizes, one after the other."""
-    return Rule(re.escape(own), tuple(theirs), lambda *parts: torch.cat(parts), lambda whole: whole.split(list(sizes)))
-
-
-def expert_rules(block: Block, theirs: str, names: Mapping[str, str]) -> list[Rule]:
-    """Make rules for experts that are networks there, whose names begin with `theirs` and the expert's number."""
-    first, down = [names[own] for own in ("gate", "up") if own in names], names["down"]
-    n_experts = block.n_experts
-
-    def named(*layers: str) -> tuple[str, ...]:
-        return tuple(f"{theirs}{number}.{layer}.weight" for number in range(n_experts) for layer in layers)
-
-    own = re.escape(f"{block.own_network}experts.")
-    return [
-        Rule(
-            rf"{own}gate_up\.weight",
-            named(*first),
-            lambda *parts: torch.cat(parts).unflatten(0, (n_experts, -1)),
-            lambda whole: whole.flatten(0, 1).chunk(len(first) * n_experts),
-        ),
-        Rule(rf"{own}down\.weight", named(down), lambda *parts: torch.stack(parts), lambda whole: whole.unbind()),
-    ]
 
 
 def deepseek_experts(settings: Settings, sizes: Mapping[str, tuple[str, int]], scale: float = 1.0) -> dict[str, Any]:
     """Take what says how DeepSeek-V3's mixture of experts computes, from entries of its own names but for the sizes."""
+    found = settings.options({**sizes, "normalise": ("norm_topk_prob", True)})
+    return {**found, "router": "sigmoid", "epsilon": 1e-20, "scale": settings.positive("routed_scaling_factor", scale)}
+
+
+def networks_of(kinds: list[str], experts: dict[str, Any]) -> dict[str, Any]:
+    """Return the shape of the blocks' networks, of which some may be mixtures with these options."""
+    kind = kinds[0] if len(set(kinds)) == 1 else kinds
+    return {"feed_forward": kind, "feed_forward_options": experts if EXPERTS in kinds else {}}
+
+
+def rotation_entries(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back of `Settings.rotation`."""
+    base, share = options["rotation_base"], options["rotated_share"]
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}}
+
+
+def shape_of(mixers: list[str], options: dict[str, dict[str, Any]], d_hidden: int, epsilon: float) -> dict[str, Any]:
+    """Return the shape of a stack of these mixers with dense networks."""
     return {
-        **settings.sizes(sizes),
-        "router": "sigmoid",
-        "normalise": settings.flag("norm_topk_prob", True),
-        "epsilon": 1e-20,
-        "scale": settings.positive("routed_scaling_factor", scale),
+        "d_channel_mixing": d_hidden,
+        "mixer": mixers,
+        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+        "feed_forward": "swiglu",
+        "norm_epsilon": epsilon,
     }
 
 
-def one_or_list(names: list[str]) -> str | list[str]:
-    """Return the name that all blocks share, or else all names."""
-    return names[0] if len(set(names)) == 1 else names
-
-
-def regular_places(chosen: Sequence[bool], name: str, got: Any, what: str) -> tuple[int, int]:
-    """Return the period and the offset of the blocks with `what`, as a Jamba has them; `name` and `got` for errors."""
-    places = [place for place, is_chosen in enumerate(chosen) if is_chosen] or [len(chosen)]
-    first = places[0]
-    period = places[1] - first if places[1:] else max(first + 1, len(chosen) - first)
-    if first < period and list(chosen) == [number % period == first for number in range(len(chosen))]:
-        return period, first
-    raise ValueError(sentence(name, got, f"{what} at equal distances, as of a JambaForCausalLM"))
-
-
-class _Place(NamedTuple):
-    """A parameter here: its name, its tensors' names there, and its rule."""
+class Place(NamedTuple):
+    """A parameter here, or a tensor that stays: its name, its tensors' names there, and its rule."""
 
     own: str
     theirs: tuple[str, ...]
@@ -299,10 +390,10 @@ def unpacked_experts(weights: dict[str, Tensor], layers: Mapping[str, tuple[str,
     return weights
 
 
-def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:
+def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[Place]:
     """Find the tensors of every parameter, and refuse weights that are not exactly the model's own."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    places = _places(parameters, rules)
+    places = places_of(parameters, rules)
     given = [place for place in places if all(name in weights for name in place.theirs)]
     filled = {id(parameters[place.own]) for place in given}
     missing = [name for place in places if id(parameters[place.own]) not in filled for name in place.theirs]
@@ -321,7 +412,7 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
 
 @torch.no_grad()
 def fill(
-    model: nn.Module, weights: dict[str, Tensor], places: Sequence[_Place], what: str, factors: Mapping[str, Tensor]
+    model: nn.Module, weights: dict[str, Tensor], places: Sequence[Place], what: str, factors: Mapping[str, Tensor]
 ) -> None:
     """Fill every parameter of `model` with what `matched` found, times `factors` (see `Architecture.folded`).
 
@@ -357,7 +448,7 @@ def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     last = {id(parameter): name for name, parameter in parameters.items()}
     weights: dict[str, Tensor] = {}
-    for place in _places(parameters, rules):
+    for place in places_of(parameters, rules):
         parameter = parameters[place.own]
         parts = place.rule.write(parameter.detach())
         if in_place and last[id(parameter)] == place.own:
@@ -367,11 +458,12 @@ def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place:
     return weights
 
 
-def _places(parameters: Mapping[str, nn.Parameter], rules: Sequence[Rule]) -> list[_Place]:
+def places_of(names: Iterable[str], rules: Sequence[Rule]) -> list[Place]:
+    """Find the first rule for each name."""
     places = []
-    for own in parameters:
+    for own in names:
         rule, match = next((rule, match) for rule in rules if (match := re.fullmatch(rule.own, own)))
-        places.append(_Place(own, tuple(match.expand(name) for name in rule.theirs), rule))
+        places.append(Place(own, tuple(match.expand(name) for name in rule.theirs), rule))
     return places
 
 
@@ -379,26 +471,6 @@ def listed(names: Sequence[str]) -> str:
     """Name the first few."""
     shown = ", ".join(names[:_N_SHOWN])
     return shown if len(names) <= _N_SHOWN else f"{shown} and {len(names) - _N_SHOWN} more"
-
-
-class Fused(NamedTuple):
-    """A matrix whose rows are those of one group of heads after the other, and within a group part by part.
-
-    name: the matrix there.
-    parts: names for the parts, which rules know as `NAME[PART]`.
-    n_groups: groups of heads.
-    sizes: rows of every part in one group.
-    """
-
-    name: str
-    parts: tuple[str, ...]
-    n_groups: int
-    sizes: tuple[int, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """What rules call the parts."""
-        return [f"{self.name}[{part}]" for part in self.parts]
 
 
 def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -> dict[str, Tensor]:
@@ -421,88 +493,3 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
         parts = [weights.pop(name).unflatten(0, (one.n_groups, -1)) for name in one.names]
         weights[one.name] = torch.cat(parts, 1).flatten(0, 1)
     return weights
-
-
-def heads_of(block: Block) -> tuple[int, int, int]:
-    """Return the heads of queries, those of keys and values, and the channels of one."""
-    n_heads = block.options["n_heads"]
-    return n_heads, block.options.get("n_kv_heads") or n_heads, block.options["d_head"] or block.d_model // n_heads
-
-
-def written_attention(config: LanguageModelConfig, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The way back of `Settings.attention`, for the mixer `name`."""
-    n_heads, n_kv_heads, d_head = heads_of(Block(0, name, options, config.d_model))
-    return {
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": d_head,
-        "attention_dropout": options["dropout"],
-    }
-
-
-def turned_pairs(block: Block) -> Tensor:
-    """Return the order of a head's channels, as numbers of theirs."""
-    *_, d_head = heads_of(block)
-    n_rotated = int(d_head * block.options["rotated_share"])
-    halves = torch.arange(n_rotated).view(2, n_rotated // 2)
-    return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
-
-
-def reordered(weight: Tensor, order: Tensor) -> Tensor:
-    """Bring the rows of every head into an order."""
-    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
-
-
-def attention_rules(
-    block: Block, theirs: str, queries: str | None = None, output: str = "o_proj", own: str = "qkv"
-) -> list[Rule]:
-    """Make rules for queries, keys and values, which are one matrix here, and for the output projection."""
-    n_heads, n_kv_heads, d_head = heads_of(block)
-    order = turned_pairs(block)
-    rows, back = [n * d_head for n in (n_heads, n_kv_heads, n_kv_heads)], torch.argsort(order)
-
-    def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([reordered(q, order), reordered(k, order), v])
-
-    def write(qkv: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = qkv.split(rows)
-        return reordered(q, back), reordered(k, back), v
-
-    names = (queries or f"{theirs}q_proj.weight", f"{theirs}k_proj.weight", f"{theirs}v_proj.weight")
-    return [
-        Rule(re.escape(f"{block.own}{own}.weight"), names, read, write),
-        *plain_rules({"output_projection": output}, block.own, theirs),
-    ]
-
-
-def head_norm_rules(block: Block, names: Mapping[str, str], theirs: str, less: float = 0.0) -> list[Rule]:
-    """Make rules for norms in each head, whose scales the other code keeps less this number."""
-    order = turned_pairs(block)
-    back = torch.argsort(order)
-    return plain_rules(
-        names,
-        block.own,
-        theirs,
-        lambda scale: reordered(scale, order) + less,
-        lambda scale: (reordered(scale, back) - less,),
-    )
-
-
-def kinds_of(config: LanguageModelConfig, known: dict[str, str]) -> list[str]:
-    """Return what config.json calls the mixers of the blocks."""
-    names = {name: kind for kind, name in known.items()}
-    return [names.get(name, name) for name, _ in config.mixers]
-
-
-def rotation_entries(base: float, share: float) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}}
-
-
-def shape_of(mixers: list[str], options: dict[str, dict[str, Any]], d_hidden: int, epsilon: float) -> dict[str, Any]:
-    return {
-        "d_channel_mixing": d_hidden,
-        "mixer": mixers,
-        "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
-        "feed_forward": "swiglu",
-        "norm_epsilon": epsilon,
-    }

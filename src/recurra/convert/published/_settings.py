@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from recurra.checks import require, sentence
@@ -48,9 +48,13 @@ class Settings:
             raise self._refusal(key, got, f"a whole number from {least} to {most}")
         return int(value)
 
-    def sizes(self, names: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        """Take whole numbers above 0: names here to names there and defaults."""
-        return {own: self.size(key, default) for own, (key, default) in names.items()}
+    def options(self, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+        """Take options, by their names here: the entries and their defaults, whose types they have.
+
+        Whole numbers are above 0.
+        """
+        take: dict[type, Callable[[str, Any], Any]] = {int: self.size, float: self.number, bool: self.flag}
+        return {own: take[type(default)](key, default) for own, (key, default) in names.items()}
 
     def optional_size(self, key: str, default: int | None = None, *, absent: str | None = None) -> int | None:
         """Take a whole number above 0; None if it is null or the word `absent`, or missing without a default."""
@@ -100,11 +104,14 @@ class Settings:
             raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
         return value
 
-    def layers(self, key: str, known: Iterable[str], default: list[str]) -> list[str]:
-        """Take a list with one of the words `known` for each layer; `default`, as long, if it is null or missing."""
-        kinds = self.words(key, known := list(known)) or default
+    def layers(self, key: str, known: Mapping[str, str], default: list[str]) -> list[str]:
+        """Take a list with one of the words `known` for each layer, and return what they stand for.
+
+        `default` has as many words, and is taken if the list is null or missing.
+        """
+        kinds = self.words(key, known) or default
         require(len(kinds) == len(default), key, kinds, f"one of {', '.join(known)} for each of {len(default)} layers")
-        return kinds
+        return [known[kind] for kind in kinds]
 
     def numbers(self, key: str) -> list[int] | None:
         """Take a list of whole numbers from 0 up; None if it is null or missing."""
@@ -212,8 +219,8 @@ class Settings:
         return ValueError(sentence(f"{key} in {self._name}", got, expected))
 
 
-def written(options: Mapping[str, Any], names: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
-    """The way back of `Settings.sizes`."""
+def written(options: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """The way back of `Settings.options`."""
     return {key: options[own] for own, (key, _) in names.items()}
 
 

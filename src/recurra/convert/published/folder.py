@@ -11,28 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurra._files.reading import read_json
+from recurra._files.reading import read_json, read_text
 from recurra._files.weights import shape_difference, write_safetensors
 from recurra._files.writing import put_in_place, replace_files, replacing
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, dtype_of, read_weights, retie, tied_parameters, with_weights
 from recurra.convert.published._bambas import BAMBA, FALCON_H1, GRANITE, NEMOTRON_H
-from recurra.convert.published._chat import TEMPLATE, read_chat_template
 from recurra.convert.published._delta_nets import OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, of_qwen3_5
 from recurra.convert.published._hybrids import LFM2, LFM2_MOE, RECURRENT_GEMMA
-from recurra.convert.published._kimi import KIMI_LINEAR
-from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, of_the_authors
-from recurra.convert.published._minimax import MINIMAX
-from recurra.convert.published._recurrent import RWKV, XLSTM
+from recurra.convert.published._linear_attention import KIMI_LINEAR, MINIMAX
+from recurra.convert.published._mambas import FALCON_MAMBA, JAMBA, MAMBA, MAMBA2, ZAMBA2, of_the_authors
+from recurra.convert.published._recurrent import OF_THE_AUTHORS, RWKV, RWKV7, XLSTM, entries_of_pth, without_unused
 from recurra.convert.published._rules import (
     EXPERTS,
     Architecture,
-    experts_of,
+    Stack,
     fill,
     fused_of,
     join_fused,
     matched,
-    options_of,
     read_config,
     rules_of,
     settings_of,
@@ -40,9 +37,7 @@ from recurra.convert.published._rules import (
     usual_names,
     weights_by_their_names,
 )
-from recurra.convert.published._rwkv7 import OF_THE_AUTHORS, RWKV7, entries_of_pth, without_unused
 from recurra.convert.published._settings import Settings
-from recurra.convert.published._zamba import ZAMBA2
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -60,6 +55,9 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _OF_NEW_WEIGHTS = ("min_step", "max_step", "r_min", "r_max")
 """Options of mixers that matter when weights are drawn alone."""
 _MOST_INDEX_BYTES = 64 * 2**20
+_TEMPLATE = "chat_template.jinja"
+_ENDS = "eos_tokens"
+_EOS_IDS = "eos_token_id"
 
 
 def model_type_of(folder: Path) -> str:
@@ -113,7 +111,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     if not (file := folder / "tokenizer.json").is_file():
         return PortableModel(model, None)
     tokenizer = BytePairEncoding.load(file)
-    return PortableModel(model, tokenizer, chat_template=read_chat_template(folder, tokenizer))
+    return PortableModel(model, tokenizer, chat_template=_read_chat_template(folder, tokenizer))
 
 
 def outline_of(architecture: Architecture, entries: dict[str, Any], n_tensors: int, name: str) -> LanguageModel:
@@ -191,6 +189,47 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     return weights
 
 
+def _read_chat_template(folder: Path, tokenizer: BytePairEncoding) -> str | None:
+    """Read the chat template of a folder for transformers; None if it has none.
+
+    Its first lines then set what a template alone does not know: bos_token and eos_token as the folder names them, and
+    eos_tokens, the texts of all tokens at which the model ends an answer.
+    """
+    file, settings = folder / _TEMPLATE, _entries_if_any(folder / "tokenizer_config.json")
+    template: Any = read_text(file) if file.is_file() else settings.get("chat_template")
+    if isinstance(template, list):  # older folders may have several, by name
+        named = (one for one in template if isinstance(one, dict) and one.get("name") == "default")
+        template = next(named, {}).get("template")
+    if not isinstance(template, str):
+        return None
+    if f"{{% set {_ENDS} =" in template:
+        return template
+    special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token")}
+    sources = (_entries_if_any(folder / "generation_config.json"), _entries_if_any(folder / "config.json"))
+    ids: Any = next((entries[_EOS_IDS] for entries in sources if entries.get(_EOS_IDS) is not None), [])
+    ids = [
+        number
+        for number in (ids if isinstance(ids, list) else [ids])
+        if type(number) is int and 0 <= number < len(tokenizer)
+    ]
+    ends = dict.fromkeys([special["eos_token"], *(tokenizer.decode([number]) for number in ids)])
+    values = {**special, _ENDS: [end for end in ends if end]}
+    lines = (
+        f"{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}\n" for name, value in values.items() if value
+    )
+    return "".join([*lines, template])
+
+
+def _entries_if_any(file: Path) -> dict[str, Any]:
+    return read_json(file, allow_nan=True) if file.is_file() else {}
+
+
+def _text(token: Any) -> str | None:
+    """The text of a special token, which may be an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
 def to_huggingface(
     portable: PortableModel, folder: str | Path, *, model_type: str | None = None, in_place: bool = False
 ) -> None:
@@ -221,7 +260,7 @@ def to_huggingface(
     if isinstance(portable.tokenizer, BytePairEncoding):
         files["tokenizer.json"] = portable.tokenizer.to_json().encode()
     if portable.chat_template is not None:
-        files[TEMPLATE] = portable.chat_template.encode()
+        files[_TEMPLATE] = portable.chat_template.encode()
     files["config.json"] = json.dumps(entries, indent=2).encode()
     with put_in_place(Path(folder)) as scratch:
         with replacing(scratch / "model.safetensors") as file:
@@ -287,9 +326,8 @@ def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple
     """The first architecture that has this model's shape, and the entries of its config.json."""
     if not isinstance(model, LanguageModel):
         raise ValueError(sentence("model", f"a {type(model).__name__}", "a LanguageModel"))
-    config = model.config
-    names = {name for name, _ in config.mixers}
-    found = next((one for one in architectures if one.mixer in names and one.fits(config)), None)
+    config, stack = model.config, Stack(model.config)
+    found = next((one for one in architectures if one.mixer in stack.mixers and one.fits(stack)), None)
     if found is None:
         known = ", ".join(dict.fromkeys(one.mixer for one in architectures))
         raise ValueError(sentence("mixer", config.mixer, f"one that transformers has a class for: {known}"))
@@ -310,7 +348,7 @@ def _described(model: nn.Module, architectures: Iterable[Architecture]) -> tuple
 def _with_all_named(config: LanguageModelConfig) -> LanguageModelConfig:
     """Name what each block has; the size of dense networks does not matter where there are none."""
     is_sparse = set(config.feed_forwards) == {EXPERTS}
-    d_hidden = experts_of(config)["d_expert"] if is_sparse else config.d_channel_mixing
+    d_hidden = Stack(config).experts["d_expert"] if is_sparse else config.d_channel_mixing
     networks, places = config.feed_forwards, config.norm_places
     return replace(config, feed_forward=networks, norm_place=places, d_channel_mixing=d_hidden)
 
@@ -330,7 +368,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 def _differing_options(config: LanguageModelConfig, theirs: LanguageModelConfig) -> list[str]:
     """Compare the mixers; a None that stands for a size that follows from others shows in the weights."""
-    own, options = (options_of(one) | {EXPERTS: experts_of(one)} for one in (config, theirs))
+    own, options = (stack.options | {EXPERTS: stack.experts} for stack in (Stack(config), Stack(theirs)))
     return [
         f"{option} {value!r} instead of {options[name][option]!r} of {name}"
         for name, given in own.items()

@@ -5,11 +5,10 @@ Weights go by way of transformers' layout. llama.cpp's names for them are those 
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
@@ -26,7 +25,16 @@ from recurra.convert.portable import PortableModel
 from recurra.convert.published._gguf_hybrids import KINDS, RWKV7
 from recurra.convert.published._gguf_kinds import Entries, Kind
 from recurra.convert.published._gguf_tokenizer import read_tokenizer, write_tokenizer
-from recurra.convert.published._rules import Rule, fused_of, join_fused, listed, rules_of, weights_by_their_names
+from recurra.convert.published._rules import (
+    Place,
+    Rule,
+    fused_of,
+    join_fused,
+    listed,
+    places_of,
+    rules_of,
+    weights_by_their_names,
+)
 from recurra.convert.published._settings import Settings
 from recurra.convert.published.folder import ARCHITECTURES, filled, outline_of, published_form
 
@@ -88,34 +96,24 @@ def _weights(
 ) -> dict[str, Tensor]:
     """Return the tensors by transformers' names, with the shapes and dtypes of `theirs`."""
     places = _places(kind, entries, theirs)
-    known = {name for place in places for name in place.names}
+    known = {name for place in places for name in place.theirs}
     if missing := known - tensors.keys() - {"output.weight"}:  # which may be the embedding
         raise ValueError(sentence(str(path), f"not one model's (missing: {listed(sorted(missing))})", _WHOLE))
     weights = {}
-    for place in (place for place in places if tensors.keys() >= set(place.names)):
+    for place in (place for place in places if tensors.keys() >= set(place.theirs)):
         parts = place.rule.write(theirs[place.own])  # of the right shapes, without memory
-        found = [_values(tensors[name], part.shape, path) for name, part in zip(place.names, parts, strict=True)]
+        found = [_values(tensors[name], part.shape, path) for name, part in zip(place.theirs, parts, strict=True)]
         weights[place.own] = place.rule.read(*found).to(theirs[place.own].dtype)
     require_finite(weights, path)
     return weights | dict.fromkeys(tensors.keys() - known, torch.empty(0))  # which no rule knows
 
 
-class _Place(NamedTuple):
-    """A tensor of transformers: its name, llama.cpp's of its parts, and how it becomes them."""
-
-    own: str
-    names: list[str]
-    rule: Rule
-
-
-def _places(kind: Kind, entries: Entries, theirs: Iterable[str]) -> list[_Place]:
+def _places(kind: Kind, entries: Entries, theirs: Iterable[str]) -> list[Place]:
+    """Find llama.cpp's names of transformers' tensors."""
     table = gguf.get_tensor_name_map(_ARCHITECTURE_OF[kind.name], entries["num_hidden_layers"])
-    rules, places = [*kind.rules(entries), Rule("(.*)", (r"\1",))], []
-    for own in theirs:
-        rule, match = next((rule, match) for rule in rules if (match := re.fullmatch(rule.own, own)))
-        names = [match.expand(name) for name in rule.theirs]
-        places.append(_Place(own, [table.get_name(name, (".weight", ".bias")) or name for name in names], rule))
-    return places
+    found = places_of(theirs, [*kind.rules(entries), Rule("(.*)", (r"\1",))])
+    known = {name: table.get_name(name, (".weight", ".bias")) or name for place in found for name in place.theirs}
+    return [place._replace(theirs=tuple(known[name] for name in place.theirs)) for place in found]
 
 
 def _values(tensor: gguf.ReaderTensor, shape: torch.Size, path: Path) -> Tensor:
@@ -170,7 +168,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         write_tokenizer(writer, portable.tokenizer, entries["vocab_size"])
         places, wanted = _places(kind, entries, weights), GGMLQuantizationType[dtype.upper()]
         for place in places:  # without memory
-            for name, part in zip(place.names, place.rule.write(weights[place.own].to("meta").float()), strict=True):
+            for name, part in zip(place.theirs, place.rule.write(weights[place.own].to("meta").float()), strict=True):
                 stored = _stored(name, part.shape, wanted)
                 shape = gguf.quant_shape_to_byte_shape(part.shape, stored)
                 writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=stored)
@@ -178,7 +176,7 @@ def to_gguf(portable: PortableModel, path: str | Path, *, dtype: GgufType = "f16
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for place in places:
-            for name, part in zip(place.names, place.rule.write(weights.pop(place.own).float()), strict=True):
+            for name, part in zip(place.theirs, place.rule.write(weights.pop(place.own).float()), strict=True):
                 writer.write_tensor_data(_quantised(name, part.contiguous().numpy(), wanted))
 
 

@@ -9,9 +9,7 @@ A matrix is laid out in panels of 64 columns: (panels, inputs, 64), the last one
 end to end. Five rows of the batch meet each of its vectors: 20 sums in registers.
 """
 
-from functools import cache
-
-from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
+from recurra.ops._toolkit.launch import Kernel, compile_inline
 from recurra.ops._toolkit.vector_math import divide, exp, maximum, sigmoid, softplus, tanh
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, multiply_add, spread, store_part, zeros
 
@@ -70,7 +68,8 @@ def _slope(u):  # type: ignore[no-untyped-def]
     return u - u * u
 
 
-def _forward(projected, of_gates, of_candidate, ru, c, reset, states, length, batch, size, span, share):  # type: ignore[no-untyped-def]
+@Kernel
+def gru_forward(projected, of_gates, of_candidate, ru, c, reset, states, length, batch, size, span, share):  # type: ignore[no-untyped-def]
     """CRT (4): r and u from h, then c from r h; h' = h + u (c - h)."""
     for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
@@ -96,7 +95,8 @@ def _forward(projected, of_gates, of_candidate, ru, c, reset, states, length, ba
                     _keep(later + here, d, size - d, before + _part(u_row, d, size - d) * (new - before))
 
 
-def _backward(  # type: ignore[no-untyped-def]
+@Kernel
+def gru_backward(  # type: ignore[no-untyped-def]
     dy, ru, c, states, of_gates, of_candidate, d_inputs, d_h, d_reset, length, batch, size, span, share
 ):
     """Fill d_inputs backwards; d_h holds the gradient of the last state, and at the end that of the first."""
@@ -129,7 +129,8 @@ def _backward(  # type: ignore[no-untyped-def]
             _product(d_t, 3 * size, of_gates, 2 * size, size, carry, size, carry, size, n_rows)
 
 
-def _forward_after(projected, weights, ru, c, hidden, states, length, batch, size, span, share):  # type: ignore[no-untyped-def]
+@Kernel
+def gru_after_forward(projected, weights, ru, c, hidden, states, length, batch, size, span, share):  # type: ignore[no-untyped-def]
     """torch.nn.GRU, whose reset gate acts after the product; `hidden` starts as its bias: h' = c + u (h - c)."""
     for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
@@ -153,10 +154,11 @@ def _forward_after(projected, weights, ru, c, hidden, states, length, batch, siz
                     _keep(h + 4 * batch * size + here, d, rest, later)
 
 
-def _backward_after(  # type: ignore[no-untyped-def]
+@Kernel
+def gru_after_backward(  # type: ignore[no-untyped-def]
     dy, ru, c, hidden, states, weights, d_inputs, d_hidden, d_h, length, batch, size, span, share
 ):
-    """Fill d_inputs and d_hidden, whose parts for the candidate differ, backwards; d_h as in `_backward`."""
+    """Fill d_inputs and d_hidden, whose parts for the candidate differ, backwards; d_h as in `gru_backward`."""
     for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
         carry = d_h + 4 * first * size
@@ -184,18 +186,6 @@ def _backward_after(  # type: ignore[no-untyped-def]
             _product(d_hidden_t, 3 * size, weights, 3 * size, size, carry, size, carry, size, n_rows)
 
 
-@cache
-def reset_before() -> KernelPair:
-    """Return the kernels of `cells.GRUCell`; they compile when first called."""
-    return KernelPair(Kernel(_forward), Kernel(_backward))
-
-
-@cache
-def reset_after() -> KernelPair:
-    """Return the kernels of `torch.nn.GRU`; they compile when first called."""
-    return KernelPair(Kernel(_forward_after), Kernel(_backward_after))
-
-
 @compile_inline
 def _panel_bytes(n_in, n_out):  # type: ignore[no-untyped-def]
     """Count the bytes of a matrix in panels."""
@@ -208,7 +198,8 @@ def _log_sigmoid(x):  # type: ignore[no-untyped-def]
     return nothing - softplus(nothing - x)
 
 
-def _slstm_forward(gates, weights, c, n, m, h, heads, length, batch, size, span, share):  # type: ignore[no-untyped-def]
+@Kernel
+def slstm_forward(gates, weights, c, n, m, h, heads, length, batch, size, span, share):  # type: ignore[no-untyped-def]
     """Beck et al. (8)-(17). `gates` comes as the projected inputs; tanh(z), i, f and sigmoid(o) remain there."""
     shares = (batch + span - 1) // span
     for job in range(share[0], share[1]):
@@ -237,7 +228,8 @@ def _slstm_forward(gates, weights, c, n, m, h, heads, length, batch, size, span,
                     _keep(h + there, d, rest, divide(o * new_c, new_n))
 
 
-def _slstm_backward(  # type: ignore[no-untyped-def]
+@Kernel
+def slstm_backward(  # type: ignore[no-untyped-def]
     dy, gates, weights, c, n, m, h, d_gates, d_c, d_n, d_h, heads, length, batch, size, span, share
 ):
     """Fill d_gates backwards; d_c, d_n and d_h hold gradients of the last state, and at the end those of the first."""
@@ -276,9 +268,3 @@ def _slstm_backward(  # type: ignore[no-untyped-def]
             _product(
                 d_gates + 16 * now * size, 4 * size, w, 4 * size, size, d_h + carry, size, d_h + carry, size, n_rows
             )
-
-
-@cache
-def slstm_kernels() -> KernelPair:
-    """Return the kernels of an sLSTM; they compile when first called."""
-    return KernelPair(Kernel(_slstm_forward), Kernel(_slstm_backward))

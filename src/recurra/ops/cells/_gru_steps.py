@@ -85,13 +85,13 @@ def forward(
     projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], of_gates: Tensor, of_candidate: Tensor
 ) -> Steps:
     """Take the steps of `cells.GRUCell`: U_r over U_u, and U_c, multiply h and r h."""
-    from recurra.ops.cells._cpu import reset_before
+    from recurra.ops.cells._cpu import gru_forward
 
     length, size = projected.shape[1], h.shape[1]
     ru, c, reset = _make(length, h, 2 * size, size, size)
     steps = Steps(ru, c, reset, _start(length, h))
     weights = [in_panels(w.t()) for w in (of_gates, of_candidate)]
-    _run(reset_before().forward, steps, _by_time(projected), *weights, *steps)
+    _run(gru_forward, steps, _by_time(projected), *weights, *steps)
     return steps
 
 
@@ -99,14 +99,14 @@ def forward_after(
     projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weight: Tensor, bias: Tensor
 ) -> Steps:
     """Take the steps of `torch.nn.GRU`: the weight (3 H, H) and its bias make `hidden` from h."""
-    from recurra.ops.cells._cpu import reset_after
+    from recurra.ops.cells._cpu import gru_after_forward
 
     (batch, length, _), size = projected.shape, h.shape[1]
     # a copy in any case: the kernel writes into it, and one step of one sequence needs none to be contiguous
     hidden = bias.detach().float().expand(length, batch, -1).clone(memory_format=torch.contiguous_format)
     ru, c = _make(length, h, 2 * size, size)
     steps = Steps(ru, c, hidden, _start(length, h))
-    _run(reset_after().forward, steps, _by_time(projected), in_panels(weight.t()), *steps)
+    _run(gru_after_forward, steps, _by_time(projected), in_panels(weight.t()), *steps)
     return steps
 
 
@@ -124,13 +124,13 @@ def backward(
     steps: Steps, of_gates: Tensor, of_candidate: Tensor, d_y: Tensor | None, d_last: Tensor | None
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
     """Return the gradients of the projected inputs, which are those of the products with U too, and of the state."""
-    from recurra.ops.cells._cpu import reset_before
+    from recurra.ops.cells._cpu import gru_backward
 
     d_y, d_h = _gradients_in(steps, d_y, d_last, gates=of_gates, candidate=of_candidate)
     (d_inputs,), scratch = _make(len(steps.c), d_h, 3 * d_h.shape[1]), torch.empty_like(d_h)
     ru, c, _, states = (x.contiguous() for x in steps)
     panels = [in_panels(w) for w in (of_gates, of_candidate)]
-    _run(reset_before().backward, steps, d_y, ru, c, states, *panels, d_inputs, d_h, scratch)
+    _run(gru_backward, steps, d_y, ru, c, states, *panels, d_inputs, d_h, scratch)
     return d_inputs, d_h
 
 
@@ -138,12 +138,12 @@ def backward_after(
     steps: Steps, weight: Tensor, d_y: Tensor | None, d_last: Tensor | None
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "L B hidden"], Float[Tensor, "B H"]]:
     """Return the gradients of the projected inputs, of `hidden` and of the state."""
-    from recurra.ops.cells._cpu import reset_after
+    from recurra.ops.cells._cpu import gru_after_backward
 
     d_y, d_h = _gradients_in(steps, d_y, d_last, all=weight)
     length, batch, size = steps.c.shape
     require_layout("steps.hidden", steps.hidden, (length, batch, 3 * size), torch.float32, torch.device("cpu"))
     d_inputs, d_hidden = _make(length, d_h, 3 * size, 3 * size)
     tensors = [x.contiguous() for x in steps]
-    _run(reset_after().backward, steps, d_y, *tensors, in_panels(weight), d_inputs, d_hidden, d_h)
+    _run(gru_after_backward, steps, d_y, *tensors, in_panels(weight), d_inputs, d_hidden, d_h)
     return d_inputs, d_hidden, d_h

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.checks import kind_of, require_layout, sentence
+from recurra.checks import kind_of, sentence
 from recurra.ops._operator import (
     Differentiable,
     OneNode,
@@ -16,6 +16,7 @@ from recurra.ops._operator import (
     is_any_length,
     needs_gradient,
     numba_kernels_take,
+    require_layouts,
     usable_threads,
 )
 from recurra.ops.cells._gru_steps import in_panels
@@ -70,9 +71,8 @@ def _check(projected: Tensor, weights: Tensor, state: SLSTMParts) -> None:
     if projected.ndim != 5 or projected.shape[2] != 4:
         raise ValueError(sentence("projected", kind_of(projected), "(B, L, 4, H, d)"))
     (batch, _, _, heads, size), kind = projected.shape, (projected.dtype, projected.device)
-    require_layout("weights", weights, (heads, size, 4 * size), *kind)
-    for name, tensor in zip(state._fields, state):
-        require_layout(f"state.{name}", tensor, (batch, heads, size), *kind)
+    of_state = {f"state.{name}": (tensor, (batch, heads, size)) for name, tensor in zip(state._fields, state)}
+    require_layouts(*kind, weights=(weights, (heads, size, 4 * size)), **of_state)
 
 
 def slstm_sequence_reference(
@@ -114,7 +114,7 @@ def _sizes(length: int, batch: int, heads: int, size: int) -> tuple[tuple[int, .
 
 def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> tuple[tuple, tuple]:
     """Heads come first and time second in everything that is kept: L steps of B sequences."""
-    from recurra.ops.cells._cpu import slstm_kernels
+    from recurra.ops.cells._cpu import slstm_forward
 
     batch, length, _, heads, size = projected.shape
     gates = projected.permute(3, 1, 0, 2, 4).clone(memory_format=torch.contiguous_format)
@@ -124,7 +124,7 @@ def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> 
     starts = states[:, :, 0]
     starts[2].masked_fill_(starts[1] == 0, _NEVER)
     panels, (sizes, work) = in_panels(weights), _sizes(length, batch, heads, size)
-    slstm_kernels().forward(*addresses(gates, panels, *states), *sizes, **work)
+    slstm_forward(*addresses(gates, panels, *states), *sizes, **work)
     # Copies, which contiguous() does not make of one head: the caller may change y, and keeps the last state alone.
     y = states[3, :, 1:].permute(2, 1, 0, 3).clone(memory_format=torch.contiguous_format)
     last = [part[:, -1].transpose(0, 1).clone(memory_format=torch.contiguous_format) for part in states]
@@ -132,15 +132,15 @@ def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> 
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
-    from recurra.ops.cells._cpu import slstm_kernels
+    from recurra.ops.cells._cpu import slstm_backward
 
     *inputs, gates, states = saved
     _check(inputs[0], inputs[1], SLSTMParts(*inputs[2:]))  # again: hooks may have changed what was saved
     weights, (batch, length, _, heads, size) = inputs[1], inputs[0].shape
     like = (torch.float32, torch.device("cpu"))
-    require_layout("weights", weights, (heads, size, 4 * size), *like)
-    require_layout("gates", gates, (heads, length, batch, 4, size), *like)
-    require_layout("states", states, (4, heads, length + 1, batch, size), *like)
+    of_gates, of_states = (heads, length, batch, 4, size), (4, heads, length + 1, batch, size)
+    known = {"weights": (weights, (heads, size, 4 * size)), "gates": (gates, of_gates), "states": (states, of_states)}
+    require_layouts(*like, **known)
     gates, states = gates.contiguous(), states.contiguous()
     d_y, d_c, d_n, _, d_h = gradients
     by_time = states.new_zeros(heads, length, batch, size) if d_y is None else _by_heads(d_y)
@@ -150,7 +150,7 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | No
             carry.copy_(gradient.transpose(0, 1))
     panels, (sizes, work) = in_panels(weights.transpose(1, 2)), _sizes(length, batch, heads, size)
     d_gates = torch.empty_like(gates)
-    slstm_kernels().backward(*addresses(by_time, gates, panels, *states, d_gates, *carried), *sizes, **work)
+    slstm_backward(*addresses(by_time, gates, panels, *states, d_gates, *carried), *sizes, **work)
     d_weights = None
     if needs[1]:
         with torch.autocast("cpu", enabled=False):

@@ -37,6 +37,7 @@ from recurra.ops._toolkit.vectors import (
     width_of,
     zeros,
 )
+from recurra.ops.gate_loop._heads_cpu import copy_rows, fill
 
 _AHEAD = 4  # steps: how far ahead of the walk rows are fetched
 _COLUMNS, _BLOCK = 2 * WIDTH, 4 * WIDTH  # floats in a row of a block, forward and back
@@ -65,24 +66,10 @@ def _padded(d_qk: int) -> int:
 
 
 @compile_inline
-def _fill(address, count):  # type: ignore[no-untyped-def]
-    """Write zeros over `count` floats, a multiple of a vector's width."""
-    for at in range(0, count, WIDTH):
-        store(address, at, _FLOATS, zeros(_FLOATS))
-
-
-@compile_inline
 def _fetch(address, floats):  # type: ignore[no-untyped-def]
     """Prefetch a row: a head's rows lie a whole step apart, which the hardware does not see."""
     for at in range(0, floats, WIDTH):
         prefetch(address, at, _FLOATS)
-
-
-@compile_inline
-def _copy_rows(source, source_pitch, out, out_pitch, n_rows, rest, lanes):  # type: ignore[no-untyped-def]
-    """Copy `rest` floats of each row; a pitch is the number of floats from one row to the next."""
-    for i in range(n_rows):
-        store_part(out, i * out_pitch, rest, lanes, load_part(source, i * source_pitch, rest, lanes))
 
 
 @compile_inline
@@ -143,7 +130,7 @@ def _walk(  # type: ignore[no-untyped-def]
     read, before, pitch = _read(_reader(k, a, ak, d_qk, d_a), state, d_v, d_qk, rest, lanes), state, d_v
     for t in range(length):
         if kept != 0 and t % every == 0:
-            _copy_rows(before, pitch, kept + 4 * (t // every) * d_qk * d_v, d_v, d_qk, rest, lanes)
+            copy_rows(before, pitch, kept + 4 * (t // every) * d_qk * d_v, d_v, d_qk, rest, lanes)
         step = t * heads
         k_t, a_t, of_values = k + 4 * step * d_qk, a + 4 * step * d_a, 4 * step * d_v
         following = 4 * min(length - 1 - t, 1) * heads
@@ -294,8 +281,8 @@ def delta_rule_backward(  # type: ignore[no-untyped-def]
             sequence, head = job // heads, job % heads
             for first in range(0, d_v, block):
                 rows, entering, is_new = min(block, d_v - first), 4 * (job * d_qk * d_v + first), first == 0
-                _fill(c, 2 * block * pitch)
-                _fill(sums, block * WIDTH)
+                fill(c, 2 * block * pitch, _FLOATS)
+                fill(sums, block * WIDTH, _FLOATS)
                 _turn(dlast + entering, d_v, c, pitch, d_qk, rows)
                 for m in range(n_kept - 1, -1, -1):
                     start, stop = m * every, min(length, (m + 1) * every)

@@ -11,17 +11,7 @@ walks, whole vectors of it: a head has 64 channels as published, and others are 
 """
 
 from recurra.ops._toolkit.launch import Kernel, compile_inline
-from recurra.ops._toolkit.vectors import (
-    WIDTH,
-    folded,
-    load,
-    load_part,
-    multiply_add,
-    spread,
-    store,
-    store_part,
-    zeros,
-)
+from recurra.ops._toolkit.vectors import WIDTH, folded, load, load_part, multiply_add, spread, store, store_part, zeros
 from recurra.ops.delta_rule._cpu import (
     _AHEAD,
     _BLOCK,
@@ -31,13 +21,12 @@ from recurra.ops.delta_rule._cpu import (
     _ONE,
     _PAIR,
     _add_up,
-    _copy_rows,
     _fetch,
-    _fill,
     _read,
     _turn,
     rows_of_block,
 )
+from recurra.ops.gate_loop._heads_cpu import copy_rows, fill
 
 
 def forward_scratch(d_qk: int) -> int:
@@ -77,7 +66,7 @@ def _walk(q, k, v, a, r, z, h, y, u, kept, length, heads, d_qk, d_v, every, rest
     read = _read(r, h, _COLUMNS, d_qk, _COLUMNS, _PAIR)
     for t in range(length):
         if kept != 0 and t % every == 0:
-            _copy_rows(h, _COLUMNS, kept + 4 * (t // every) * d_qk * d_v, d_v, d_qk, rest, _PAIR)
+            copy_rows(h, _COLUMNS, kept + 4 * (t // every) * d_qk * d_v, d_v, d_qk, rest, _PAIR)
         keys, values = 4 * t * heads * d_qk, 4 * t * heads * d_v
         following, ahead = 4 * min(length - 1 - t, 1) * heads * d_qk, keys + 4 * _AHEAD * heads * d_qk
         for x in (q, k, a, r, z):
@@ -104,13 +93,13 @@ def generalised_delta_rule_forward(  # type: ignore[no-untyped-def]
             keys = 4 * first * d_qk
             for c in range(0, d_v, _COLUMNS):
                 rest, values, entering = min(_COLUMNS, d_v - c), 4 * (first * d_v + c), 4 * (job * d_qk * d_v + c)
-                _copy_rows(state + entering, d_v, h, _COLUMNS, d_qk, rest, _PAIR)
+                copy_rows(state + entering, d_v, h, _COLUMNS, d_qk, rest, _PAIR)
                 _walk(
                     q + keys, k + keys, v + values, a + keys, r + keys, z + keys, h, y + values,
                     u + values if u != 0 else 0, kept + 4 * (job * n_kept * d_qk * d_v + c) if kept != 0 else 0,
                     length, heads, d_qk, d_v, every, rest,
                 )  # fmt: skip
-                _copy_rows(h, _COLUMNS, last + entering, d_v, d_qk, rest, _PAIR)
+                copy_rows(h, _COLUMNS, last + entering, d_v, d_qk, rest, _PAIR)
 
 
 @compile_inline
@@ -187,8 +176,8 @@ def generalised_delta_rule_backward(  # type: ignore[no-untyped-def]
             sequence, head = job // heads, job % heads
             for first in range(0, d_v, block):
                 rows, entering, is_new = min(block, d_v - first), 4 * (job * d_qk * d_v + first), first == 0
-                _fill(c, 2 * block * pitch)
-                _fill(of_v, 2 * block * WIDTH)
+                fill(c, 2 * block * pitch, _FLOATS)
+                fill(of_v, 2 * block * WIDTH, _FLOATS)
                 _turn(dlast + entering, d_v, c, pitch, d_qk, rows)
                 for m in range(n_kept - 1, -1, -1):
                     start, stop = m * every, min(length, (m + 1) * every)

@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, sentence
+from recurra.checks import kind_of, sentence
 from recurra.ops._operator import (
     HALF,
-    Differentiable,
     OneNode,
     Operator,
     addresses,
     is_any_length,
+    keeping,
+    require_layouts,
     usable_threads,
     without_autocast,
 )
@@ -31,10 +32,9 @@ def _check(q, k, v, a, read, write, state, keep=False):  # type: ignore[no-untyp
     if q.dim() != 4 or q.dtype != torch.float32:
         raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
     steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
-    for name, x in (("k", k), ("a", a), ("read", read), ("write", write)):
-        require_layout(name, x, q.shape, q.dtype, q.device)
-    require_layout("v", v, (*steps, d_v), q.dtype, q.device)
-    require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
+    over_keys = {name: (x, q.shape) for name, x in (("k", k), ("a", a), ("read", read), ("write", write))}
+    of_state = state, (steps[0], steps[2], q.shape[3], d_v)
+    require_layouts(q.dtype, q.device, **over_keys, v=(v, (*steps, d_v)), state=of_state)
 
 
 @cache
@@ -60,10 +60,8 @@ def _run(results, q, k, v, a, read, write, state, keep):  # type: ignore[no-unty
 
 def _check_back(dy, dlast, q, k, v, a, read, write, state, u, kept):  # type: ignore[no-untyped-def]
     _check(q, k, v, a, read, write, state)
-    named = ("dy", dy, v.shape), ("dlast", dlast, state.shape), ("u", u, v.shape), ("kept", kept, _kept_shape(q, v))
-    for name, x, shape in named:
-        if x is not None:
-            require_layout(name, x, shape, q.dtype, q.device)
+    known = {"u": (u, v.shape), "kept": (kept, _kept_shape(q, v))}
+    require_layouts(q.dtype, q.device, dy=(dy, v.shape), dlast=(dlast, state.shape), **known)
 
 
 def _run_back(results, dy, dlast, q, k, v, a, read, write, state, u, kept):  # type: ignore[no-untyped-def]
@@ -102,30 +100,11 @@ _back = Operator(
 )
 
 
-def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
-    results = _operator(*inputs, keep)
-    return results, (*inputs, *results[2:])
-
-
 def _in_torch(*inputs: Tensor) -> tuple[Tensor, Tensor]:
     return (generalised_recurrent if inputs[0].shape[1] <= _FEW else generalised_chunk)(*inputs)
 
 
-_with_gradients = Differentiable(
-    _forward,
-    lambda gradients, saved, needs: _back(*gradients[:2], *saved),
-    n_inputs=7,
-    reference=_in_torch,
-    constant=(2, 3),
-)
-
-
-def _record(*arguments):  # type: ignore[no-untyped-def]
-    y, last, u, kept = _with_gradients(*arguments[:7])
-    return y, last, *((u, kept) if arguments[7] else (u.new_empty(0), u.new_empty(0)))
-
-
-_operator.record = _record
+_with_gradients = keeping(_operator, _back, 7, 2, reference=_in_torch)
 
 
 def generalised_delta_rule(

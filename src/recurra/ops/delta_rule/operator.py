@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, require_literal, require_tensor, sentence
+from recurra.checks import kind_of, require_literal, require_tensor, sentence
 from recurra.ops._operator import (
     HALF,
     Differentiable,
@@ -17,6 +17,8 @@ from recurra.ops._operator import (
     Operator,
     addresses,
     is_any_length,
+    keeping,
+    require_layouts,
     usable_threads,
     without_autocast,
 )
@@ -103,11 +105,9 @@ def _check(q, k, v, a, b, state, keep=False, backend="auto"):  # type: ignore[no
     if q.dim() != 4 or not (wide or q.dtype == torch.float32):
         raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
     steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
-    require_layout("k", k, q.shape, q.dtype, q.device)
-    require_layout("v", v, (*steps, d_v), q.dtype, q.device)
-    require_layout("a", a, q.shape if a.shape == q.shape else (*steps, 1), q.dtype, q.device)
-    require_layout("b", b, (*steps, 1), q.dtype, q.device)
-    require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
+    of_a, of_state = q.shape if a.shape == q.shape else (*steps, 1), (steps[0], steps[2], q.shape[3], d_v)
+    of_values = {"v": (v, (*steps, d_v)), "a": (a, of_a), "b": (b, (*steps, 1)), "state": (state, of_state)}
+    require_layouts(q.dtype, q.device, k=(k, q.shape), **of_values)
 
 
 def _allocate(q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[no-untyped-def]
@@ -158,11 +158,8 @@ def _run(results, q, k, v, a, b, state, keep, backend="auto"):  # type: ignore[n
 
 def _check_back(dy, dlast, q, k, v, a, b, state, u, kept, backend="auto"):  # type: ignore[no-untyped-def]
     _check(q, k, v, a, b, state, True, backend)
-    for name, x, shape in (("dy", dy, v.shape), ("dlast", dlast, state.shape)):
-        if x is not None:
-            require_layout(name, x, shape, q.dtype, q.device)
-    require_layout("u", u, v.shape, q.dtype, q.device)
-    require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
+    known = {"u": (u, v.shape), "kept": (kept, _kept_shape(q, v))}
+    require_layouts(q.dtype, q.device, dy=(dy, v.shape), dlast=(dlast, state.shape), **known)
 
 
 def _run_back(results, dy, dlast, q, k, v, a, b, state, u, kept, backend="auto"):  # type: ignore[no-untyped-def]
@@ -208,27 +205,9 @@ _back = Operator(
 )
 
 
-def _forward(keep, *given):  # type: ignore[no-untyped-def]
-    *inputs, backend = given
-    results = _operator(*inputs, keep, backend)
-    return results, (*inputs, *results[2:])
-
-
-_with_gradients = Differentiable(
-    _forward,
-    lambda gradients, saved, needs, backend: _back(*gradients[:2], *saved, backend),
-    n_inputs=6,
-    reference=lambda q, *others: _MODES[_without_kernels(q)](q, *others[:5]),
-    constant=(2, 3),
+_with_gradients = keeping(
+    _operator, _back, 6, 2, reference=lambda q, *others: _MODES[_without_kernels(q)](q, *others[:5])
 )
-
-
-def _record(q, k, v, a, b, state, keep, backend):  # type: ignore[no-untyped-def]
-    y, last, u, kept = _with_gradients(q, k, v, a, b, state, backend)
-    return y, last, *((u, kept) if keep else (u.new_empty(0), u.new_empty(0)))
-
-
-_operator.record = _record
 
 
 def _fused(*inputs: Tensor, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -252,9 +231,7 @@ def _run_chunk(results, *inputs):  # type: ignore[no-untyped-def]
 
 def _check_chunk_back(dy, dlast, q, k, v, a, b, state, u):  # type: ignore[no-untyped-def]
     _check_chunk(q, k, v, a, b, state)
-    for name, x, shape in (("dy", dy, v.shape), ("dlast", dlast, state.shape), ("u", u, v.shape)):
-        if x is not None:
-            require_layout(name, x, shape, q.dtype, q.device)
+    require_layouts(q.dtype, q.device, dy=(dy, v.shape), dlast=(dlast, state.shape), u=(u, v.shape))
 
 
 def _run_chunk_back(results, dy, dlast, q, k, v, a, b, state, u):  # type: ignore[no-untyped-def]

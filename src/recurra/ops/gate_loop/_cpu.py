@@ -31,6 +31,7 @@ from recurra.ops._toolkit.vectors import (
     store,
     width_of,
 )
+from recurra.ops.scan._cpu import part_of_job
 
 _AHEAD = 2048  # channels: how far ahead of the walk rows are prefetched
 
@@ -100,12 +101,9 @@ def _make_forward(is_complex: bool, io: Lanes, plane: Lanes, io_1: Lanes, plane_
     n, m = io.n_bytes, plane.n_bytes
 
     def forward(q, k, v, a_re, a_im, x0_re, x0_im, y, h_re, h_im, batch, length, row, span, share):  # type: ignore[no-untyped-def]
-        spans = (row + span - 1) // span
         ahead = max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            b, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
+            b, start, middle, stop = part_of_job(job, row, span)
             x_re, x_im = x0_re + m * b * row, x0_im + m * b * row
             for t in range(length):
                 q_t, k_t, v_t, y_t = _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n), _at(y, b, t, n)
@@ -131,12 +129,9 @@ def _make_backward(is_complex: bool, io: Lanes, plane: Lanes, io_1: Lanes, plane
         dy, q, k, v, a_re, a_im, h_re, h_im, x0_re, x0_im, dh_re, dh_im,
         dq, dk, dv, da_re, da_im, c0_re, c0_im, batch, length, row, span, share,
     ):  # fmt: skip
-        spans = (row + span - 1) // span
         ahead = max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            b, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
+            b, start, middle, stop = part_of_job(job, row, span)
             c_re, c_im = c0_re + m * b * row, c0_im + m * b * row
             for i in range(length):
                 t, far = length - 1 - i, length - 1 - i - ahead
@@ -229,12 +224,10 @@ def _make_complex_forward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes) 
     n = io.n_bytes
 
     def forward(q, k, v, a, x0, y, h, batch, length, row, span, share):  # type: ignore[no-untyped-def]
-        spans, ahead = (row + span - 1) // span, max(1, _AHEAD // row)
+        ahead = max(1, _AHEAD // row)
         far, near = (ahead * q[2], ahead * k[2], ahead * v[2], ahead * a[2]), (0, 0, 0, 0)
         for job in range(share[0], share[1]):
-            b, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
+            b, start, middle, stop = part_of_job(job, row, span)
             x = x0 + 2 * n * b * row
             for t in range(length):
                 q_t, k_t, v_t, a_t = _at(q, b, t, n), _at(k, b, t, n), _at(v, b, t, n), _at(a, b, t, n)
@@ -250,11 +243,9 @@ def _make_complex_backward(io: Lanes, pairs: Lanes, io_1: Lanes, pairs_1: Lanes)
     n = io.n_bytes
 
     def backward(dy, q, k, v, a, h, x0, dq, dk, dv, da, c0, batch, length, row, span, share):  # type: ignore[no-untyped-def]
-        spans, ahead = (row + span - 1) // span, max(1, _AHEAD // row)
+        ahead = max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            b, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
+            b, start, middle, stop = part_of_job(job, row, span)
             c = c0 + 2 * n * b * row
             for t in range(length - 1, -1, -1):
                 for tensor in (q, k, v, dq, dk, dv):

@@ -5,8 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from recurra.checks import kind_of, require, require_layout, sentence
-from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads, without_autocast
+from recurra.checks import kind_of, require, sentence
+from recurra.ops._operator import (
+    Differentiable,
+    Operator,
+    last_dim_contiguous,
+    require_layouts,
+    usable_threads,
+    without_autocast,
+)
 from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.gate_loop.reference import chunk
 
@@ -89,15 +96,13 @@ def _check(q, k, v, a, state=None, keep=False, rounded=False):  # type: ignore[n
     if q.dim() != 4 or q.dtype.to_real() not in _NUMBERS:
         raise ValueError(sentence("q", kind_of(q), "float32, float64, complex64 or complex128 (B, L, H, d_qk)"))
     like = q.dtype, q.device
-    require_layout("k", k, q.shape, *like)
     heads = v.shape[2] if v.dim() == 4 and q.shape[2] and v.shape[2] % q.shape[2] == 0 else q.shape[2]
     steps = *q.shape[:2], heads
-    require_layout("v", v, (*steps, v.shape[-1] if v.dim() else 0), *like)
-    if a.dim() != 4 or a.shape[-1] != q.shape[-1]:
-        require_layout("a", a, (*steps, 1), *like)
-    require_layout("a", a, (*steps, a.shape[-1]), *like)
+    per_channel = a.dim() == 4 and a.shape[-1] == q.shape[-1]
+    of_a = *steps, a.shape[-1] if per_channel else 1
+    require_layouts(*like, k=(k, q.shape), v=(v, (*steps, v.shape[-1] if v.dim() else 0)), a=(a, of_a))
     if state is not None:
-        require_layout("state", state, _state_shape(q, v), *like)
+        require_layouts(*like, state=(state, _state_shape(q, v)))
 
 
 def _allocate(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
@@ -190,11 +195,8 @@ def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-
 
 def _check_back(dy, dlast, q, k, v, a, kept, with_gates, rounded):  # type: ignore[no-untyped-def]
     _check(q, k, v, a)
-    require_layout("kept", kept, _kept_shape(q, v), _kept_dtype(q, v, a, rounded), q.device)
-    if dy is not None:
-        require_layout("dy", dy, v.shape, q.dtype, q.device)
-    if dlast is not None:
-        require_layout("dlast", dlast, _state_shape(q, v), q.dtype, q.device)
+    require_layouts(_kept_dtype(q, v, a, rounded), q.device, kept=(kept, _kept_shape(q, v)))
+    require_layouts(q.dtype, q.device, dy=(dy, v.shape), dlast=(dlast, _state_shape(q, v)))
 
 
 def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates, rounded):  # type: ignore[no-untyped-def]
@@ -332,10 +334,9 @@ def _check_chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> N
         expected = f"float32, float64, complex64 or complex128 (B, L, H, 1 or {q.shape[-1]})"
         raise ValueError(sentence("a", kind_of(a), expected))
     steps, (d_qk, d_v) = q.shape[:3], (q.shape[-1], v.shape[-1] if v.dim() else 0)
-    require_layout("k", k, q.shape, dtype, device)
-    require_layout("v", v, (*steps, d_v), dtype, device)
-    require_layout("a", a, (*steps, a.shape[-1]), number, device)
-    require_layout("state", state, (steps[0], steps[2], d_qk, d_v), number, device)
+    require_layouts(dtype, device, k=(k, q.shape), v=(v, (*steps, d_v)))
+    of_state = steps[0], steps[2], d_qk, d_v
+    require_layouts(number, device, a=(a, (*steps, a.shape[-1])), state=(state, of_state))
     largest = _LARGEST_COMPLEX if number.is_complex else _LARGEST_REAL
     for name, size in (("d_qk", d_qk), ("d_v", d_v)):
         require(size <= largest, name, size, f"at most {largest}")
@@ -357,10 +358,8 @@ def _run_chunk(results, q, k, v, a, state):  # type: ignore[no-untyped-def]
 
 def _check_chunk_back(dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
     _check_chunk(q, k, v, a, state)
-    if dy is not None:
-        require_layout("dy", dy, v.shape, _y_dtype(q, a), q.device)
-    if dlast is not None:
-        require_layout("dlast", dlast, state.shape, state.dtype, q.device)
+    require_layouts(_y_dtype(q, a), q.device, dy=(dy, v.shape))
+    require_layouts(state.dtype, q.device, dlast=(dlast, state.shape))
 
 
 def _run_chunk_back(results, dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]

@@ -60,14 +60,14 @@ def _fetch(tensor, sequence, time, head, floats, size, lanes):  # type: ignore[n
 
 
 @compile_inline
-def _fill(address, count, long):  # type: ignore[no-untyped-def]
+def fill(address, count, long):  # type: ignore[no-untyped-def]
     """Write zeros over `count` floats, a multiple of the vector's width."""
     for at in range(0, count, width_of(long)):
         store(address, at, long, zeros(long))
 
 
 @compile_inline
-def _copy_rows(source, source_pitch, out, out_pitch, n_rows, rest, long):  # type: ignore[no-untyped-def]
+def copy_rows(source, source_pitch, out, out_pitch, n_rows, rest, long):  # type: ignore[no-untyped-def]
     """Copy `rest` floats of each row; a pitch is the number of floats from one row to the next."""
     for i in range(n_rows):
         store_part(out, i * out_pitch, rest, long, load_part(source, i * source_pitch, rest, long))
@@ -196,12 +196,12 @@ def forward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
                 sequence, head = job // heads, job % heads
                 for block in range(0, columns, width):
                     rest, entering = columns - block, size * (job * d_qk * columns + block)
-                    _fill(h, d_qk * width, long)
-                    _copy_rows(state + entering, columns, h, width, d_qk, rest, long)
+                    fill(h, d_qk * width, long)
+                    copy_rows(state + entering, columns, h, width, d_qk, rest, long)
                     for t in range(0, length, 2):
                         if kept != 0 and t % every == 0:
                             to = kept + size * ((job * n_kept + t // every) * d_qk * columns + block)
-                            _copy_rows(h, width, to, columns, d_qk, rest, long)
+                            copy_rows(h, width, to, columns, d_qk, rest, long)
                         for ahead in range(t + _AHEAD, t + _AHEAD + 2):
                             _fetch(q, sequence, ahead, head, d_qk * n, size, short)
                             _fetch(k, sequence, ahead, head, d_qk * n, size, short)
@@ -218,7 +218,7 @@ def forward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
                                 q_t, k_t, v_t, a_t, q_t + size * q[2], k_t + size * k[2], v_t + size * v[2],
                                 a_t + size * a[2], h, y_t, y_t + size * y[2], d_qk, rest, n, per_channel, long, one,
                             )  # fmt: skip
-                    _copy_rows(h, width, last + entering, columns, d_qk, rest, long)
+                    copy_rows(h, width, last + entering, columns, d_qk, rest, long)
 
     return Kernel(forward)
 
@@ -245,7 +245,7 @@ def backward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
                     rest, in_block = channels - block, min(width, channels - block) // n
                     offset = size * block
                     entering = size * (job * d_qk + block // n) * columns
-                    _fill(c, 2 * d_v * width, long)
+                    fill(c, 2 * d_v * width, long)
                     _turn(dlast + entering, columns, c, width, in_block, d_v, n, one)
                     for m in range(n_kept - 1, -1, -1):
                         first, stop = m * every, min(length, (m + 1) * every)
@@ -305,7 +305,7 @@ def backward_kernel_without_gates(number: str, is_complex: bool, vectors: int) -
                     rest, in_block = channels - block, min(width, channels - block) // n
                     offset, per = size * block, per_channel * size * block
                     entering = size * (job * d_qk + block // n) * columns
-                    _fill(c, d_v * width, long)
+                    fill(c, d_v * width, long)
                     at = kept + size * (job * n_kept * d_qk + block // n) * columns
                     _turn(at, columns, c, width, in_block, d_v, n, one)
                     for t in range(length):
@@ -318,7 +318,7 @@ def backward_kernel_without_gates(number: str, is_complex: bool, vectors: int) -
                             _row(a, s, t, head, size) + per, c, c, _row(dq, s, t, head, size) + offset, d_v, rest, n,
                             per_channel, long, one,
                         )  # fmt: skip
-                    _fill(c, d_v * width, long)
+                    fill(c, d_v * width, long)
                     _turn(dlast + entering, columns, c, width, in_block, d_v, n, one)
                     for t in range(length - 1, -1, -1):
                         for tensor in (dy, v, dv):

@@ -11,13 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, sentence
+from recurra.checks import kind_of, sentence
 from recurra.ops._operator import (
     Differentiable,
     Operator,
     addresses,
     describe,
     has_numbers,
+    keeping,
+    require_layouts,
     span_of_job,
     transforms_are_active,
 )
@@ -146,31 +148,20 @@ def _check(q, k, v, a_re, a_im, x0_re, x0_im, keep=False, backend="auto"):  # ty
         raise ValueError(sentence("x0_im", kind_of(x0_im), "a plane if a_im is one, and None if it is None"))
     state = (shape[0], shape[2], 1, 1) if is_wide else (shape[0], shape[2])
     plane = torch.float64 if dtype == torch.float64 else torch.float32
-    require_layout("k", k, shape, dtype, device)
-    require_layout("v", v, shape, dtype, device)
-    require_layout("a_re", a_re, shape, plane, device)
-    require_layout("x0_re", x0_re, state, plane, device)
-    if a_im is not None and x0_im is not None:
-        require_layout("a_im", a_im, shape, plane, device)
-        require_layout("x0_im", x0_im, state, plane, device)
+    require_layouts(dtype, device, k=(k, shape), v=(v, shape))
+    of_state = {"x0_re": (x0_re, state), "x0_im": (x0_im, state)}
+    require_layouts(plane, device, a_re=(a_re, shape), a_im=(a_im, shape), **of_state)
 
 
 def _check_back(  # type: ignore[no-untyped-def]
     dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend
 ):
     _check(q, k, v, a_re, a_im, x0_re, x0_im)
-    shape, device, plane = q.shape, q.device, a_re.dtype
-    if dy is not None:
-        require_layout("dy", dy, shape, q.dtype, device)
-    require_layout("h_re", h_re, shape, plane, device)
-    if a_im is not None:
-        require_layout("h_im", h_im, shape, plane, device)
-    for name, gradient in (("dh_re", dh_re), ("dh_im", dh_im)):
-        if gradient is not None:
-            require_layout(name, gradient, shape, plane, device)
-    for name, gradient in (("dlast_re", dlast_re), ("dlast_im", dlast_im)):
-        if gradient is not None:
-            require_layout(name, gradient, x0_re.shape, plane, device)
+    shape, state = q.shape, x0_re.shape
+    require_layouts(q.dtype, q.device, dy=(dy, shape))
+    states = {"h_re": (h_re, shape), "h_im": (None if a_im is None else h_im, shape)}
+    last = {"dlast_re": (dlast_re, state), "dlast_im": (dlast_im, state)}
+    require_layouts(a_re.dtype, q.device, **states, dh_re=(dh_re, shape), dh_im=(dh_im, shape), **last)
     if a_im is None and (dh_im is not None or dlast_im is not None):
         raise ValueError(sentence("dh_im" if dlast_im is None else "dlast_im", "a tensor", "None, as a_im is None"))
 
@@ -347,19 +338,13 @@ def _check_complex(q, k, v, a, x0, keep=False):  # type: ignore[no-untyped-def]
     shape, dtype, device = q.shape, q.dtype, q.device
     if len(shape) != 3 or not shape[1] or dtype not in (torch.float32, torch.float64):
         raise ValueError(sentence("q", kind_of(q), "float32 or float64 (B, L, D), L at least 1"))
-    require_layout("k", k, shape, dtype, device)
-    require_layout("v", v, shape, dtype, device)
-    require_layout("a", a, shape, dtype.to_complex(), device)
-    require_layout("x0", x0, (shape[0], shape[2]), dtype.to_complex(), device)
+    require_layouts(dtype, device, k=(k, shape), v=(v, shape))
+    require_layouts(dtype.to_complex(), device, a=(a, shape), x0=(x0, (shape[0], shape[2])))
 
 
 def _check_complex_back(dy, dlast, q, k, v, a, x0, h):  # type: ignore[no-untyped-def]
     _check_complex(q, k, v, a, x0)
-    require_layout("h", h, a.shape, a.dtype, a.device)
-    if dy is not None:
-        require_layout("dy", dy, a.shape, a.dtype, a.device)
-    if dlast is not None:
-        require_layout("dlast", dlast, x0.shape, a.dtype, a.device)
+    require_layouts(a.dtype, a.device, h=(h, a.shape), dy=(dy, a.shape), dlast=(dlast, x0.shape))
 
 
 def _run_complex(results, q, k, v, a, x0, keep):  # type: ignore[no-untyped-def]
@@ -409,11 +394,6 @@ _complex_back = Operator(
 )
 
 
-def _complex_forward(keep, *inputs):  # type: ignore[no-untyped-def]
-    results = _complex_operator(*inputs, keep)
-    return results, (*inputs, results[2])
-
-
 def _complex_by(scan):  # type: ignore[no-untyped-def]
     def function(q, k, v, a, x0):  # type: ignore[no-untyped-def]
         h = scan(a, (k * v).to(a.dtype), x0)
@@ -422,22 +402,14 @@ def _complex_by(scan):  # type: ignore[no-untyped-def]
     return function
 
 
-_complex = Differentiable(
-    _complex_forward,
-    lambda gradients, saved, needs: _complex_back(*gradients[:2], *saved),
+_complex = keeping(
+    _complex_operator,
+    _complex_back,
     n_inputs=5,
+    n_outputs=2,
     reference=_complex_by(lambda a, b, h0: linear_scan_reference(a, b, h0, reverse=False)),
     transformed=_complex_by(lambda a, b, h0: differentiable_scan(a, b, h0, False, "numba")),
-    constant=(2,),
 )
-
-
-def _record_complex(q, k, v, a, x0, keep):  # type: ignore[no-untyped-def]
-    y, last, h = _complex(q, k, v, a, x0)
-    return y, last, h if keep else h.new_empty(0)
-
-
-_complex_operator.record = _record_complex
 
 
 def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:

@@ -22,6 +22,15 @@ _AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched
 
 
 @compile_inline
+def part_of_job(job, row, span):  # type: ignore[no-untyped-def]
+    """Return the sequence of a job and its part of a row: the start, the end of the whole vectors, and the end."""
+    spans = (row + span - 1) // span
+    start = job % spans * span
+    stop = min(row, start + span)
+    return job // spans, start, start + (stop - start) // WIDTH * WIDTH, stop
+
+
+@compile_inline
 def _recur(a, x, b, out, a_ahead, b_ahead, out_ahead, start, stop, lanes, is_back):  # type: ignore[no-untyped-def]
     """out = a x + b over a part of a row, or conj(a) x + b; prefetches the same part of later rows."""
     for d in range(start, stop, width_of(lanes)):
@@ -47,12 +56,9 @@ def _make_forward(wide: Lanes, narrow: Lanes) -> Kernel:
     def forward(a, b, h0, h, batch, length, row, span, first, step, share):  # type: ignore[no-untyped-def]
         """Fill h at the times first, first + step, ... for every sequence; a job takes `span` floats of each row."""
         (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
-        spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            sequence, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
+            sequence, start, middle, stop = part_of_job(job, row, span)
             a_at = a_start + size * (sequence * a_batch + first * a_time)
             b_at = b_start + size * (sequence * b_batch + first * b_time)
             at, before = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
@@ -72,12 +78,9 @@ def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
     def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step, share):  # type: ignore[no-untyped-def]
         """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
-        spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            sequence, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // WIDTH * WIDTH
+            sequence, start, middle, stop = part_of_job(job, row, span)
             dh_at = dh_start + size * (sequence * dh_batch + last * dh_time)
             a_at = a_start + size * (sequence * a_batch + last * a_time)
             offset, entering = size * (sequence * h_batch + last * h_time), size * sequence * row
@@ -151,18 +154,15 @@ def _finish_halves(g, a, h0, da, db, start, stop, halves, lanes):  # type: ignor
 
 
 def _make_halves_forward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes) -> Kernel:
-    small, size, width = halves.n_bytes, wide.n_bytes, wide.width
+    small, size = halves.n_bytes, wide.n_bytes
 
     def forward(a, b, h0, h, out, batch, length, row, span, first, step, share):  # type: ignore[no-untyped-def]
         """Fill h (float32) and out at the times first, first + step, ...; a job takes `span` floats of each row."""
         (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
         out_start, out_batch, out_time = out
-        spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            sequence, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // width * width
+            sequence, start, middle, stop = part_of_job(job, row, span)
             a_at = a_start + small * (sequence * a_batch + first * a_time)
             b_at = b_start + small * (sequence * b_batch + first * b_time)
             out_at = out_start + small * (sequence * out_batch + first * out_time)
@@ -179,7 +179,7 @@ def _make_halves_forward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes)
 
 
 def _make_halves_backward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes) -> Kernel:
-    small, size, width = halves.n_bytes, wide.n_bytes, wide.width
+    small, size = halves.n_bytes, wide.n_bytes
 
     def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step, share):  # type: ignore[no-untyped-def]
         """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`.
@@ -187,12 +187,9 @@ def _make_halves_backward(halves: Lanes, wide: Lanes, half: Lanes, narrow: Lanes
         h, h0 and dh0 are float32; dh0 holds g on the way.
         """
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
-        spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
         for job in range(share[0], share[1]):
-            sequence, start = job // spans, (job % spans) * span
-            stop = min(row, start + span)
-            middle = start + (stop - start) // width * width
+            sequence, start, middle, stop = part_of_job(job, row, span)
             dh_at = dh_start + small * (sequence * dh_batch + last * dh_time)
             a_at = a_start + small * (sequence * a_batch + last * a_time)
             place, entering = sequence * h_batch + last * h_time, size * sequence * row

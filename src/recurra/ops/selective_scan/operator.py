@@ -13,8 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, sentence
-from recurra.ops._operator import HALF, Differentiable, Operator, addresses, transforms_are_active, usable_threads
+from recurra.checks import kind_of, sentence
+from recurra.ops._operator import (
+    HALF,
+    Operator,
+    addresses,
+    keeping,
+    require_layouts,
+    transforms_are_active,
+    usable_threads,
+)
 from recurra.ops._toolkit.backends import choose_backend
 from recurra.ops._toolkit.memory import empty_result, in_huge_pages
 from recurra.ops.selective_scan.reference import at_once, in_pieces
@@ -45,11 +53,9 @@ def _check(x, step, a, b, c, h0, keep=False, backend="auto"):  # type: ignore[no
         raise ValueError(sentence("x", kind_of(x), expected))
     batch, length, row = x.shape
     n_modes = a.shape[-1] if a.dim() else 0
-    require_layout("step", step, x.shape, x.dtype, x.device)
-    require_layout("a", a, (row, n_modes), number, x.device)
-    require_layout("b", b, (batch, length, n_modes), x.dtype, x.device)
-    require_layout("c", c, (batch, length, n_modes), x.dtype, x.device)
-    require_layout("h0", h0, (batch, n_modes, row), number, x.device)
+    weights = (batch, length, n_modes)
+    require_layouts(x.dtype, x.device, step=(step, x.shape), b=(b, weights), c=(c, weights))
+    require_layouts(number, x.device, a=(a, (row, n_modes)), h0=(h0, (batch, n_modes, row)))
 
 
 def _kept_shape(x, n_modes, keep, backend):  # type: ignore[no-untyped-def]
@@ -89,9 +95,9 @@ def _run(results, x, step, a, b, c, h0, keep, backend="auto"):  # type: ignore[n
 
 def _check_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
     _check(x, step, a, b, c, h0, True, backend)
-    require_layout("dy", dy, x.shape, x.dtype, x.device)
-    require_layout("dlast", dlast, h0.shape, h0.dtype, x.device)
-    require_layout("kept", kept, _kept_shape(x, a.shape[1], True, backend), h0.dtype, x.device)
+    require_layouts(x.dtype, x.device, dy=(dy, x.shape))
+    kept_shape = _kept_shape(x, a.shape[1], True, backend)
+    require_layouts(h0.dtype, x.device, dlast=(dlast, h0.shape), kept=(kept, kept_shape))
 
 
 def _allocate_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
@@ -101,12 +107,12 @@ def _allocate_back(dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # ty
 
 def _run_back(results, dy, dlast, x, step, a, b, c, h0, kept, backend="auto"):  # type: ignore[no-untyped-def]
     dx, dstep, da, db, dc, dh0 = results
-    dh0.copy_(dlast)
+    dh0.zero_() if dlast is None else dh0.copy_(dlast)
     if 0 in (x.numel(), a.shape[1]):
         for gradient in results[:5]:
             gradient.zero_()
         return
-    kernels = _kernels(x, backend)
+    dy, kernels = torch.zeros_like(x) if dy is None else dy, _kernels(x, backend)
     tiles = -(-x.shape[2] // kernels.TILE)
     inputs = [tensor.resolve_neg().contiguous() for tensor in (dy, x, step, a.t(), b, c, kept)]
     parts = h0.new_empty(h0.shape), *(h0.new_empty(tiles, *b.shape) for _ in "bc")
@@ -131,7 +137,7 @@ _operator = Operator(
     devices=("CPU", "CUDA"),
 )
 _back = Operator(
-    f'selective_scan_backward(Tensor dy, Tensor dlast, {_INPUTS}, Tensor kept, str backend="auto") -> Tensor[]',
+    f'selective_scan_backward(Tensor? dy, Tensor? dlast, {_INPUTS}, Tensor kept, str backend="auto") -> Tensor[]',
     check=_check_back,
     allocate=_allocate_back,
     run=_run_back,
@@ -141,31 +147,12 @@ _back = Operator(
 )
 
 
-def _forward(keep, *given):  # type: ignore[no-untyped-def]
-    *inputs, backend = given
-    results = _operator(*inputs, keep, backend)
-    return results, (*inputs, results[2])
-
-
-def _backward(gradients, saved, needs, backend):  # type: ignore[no-untyped-def]
-    like = saved[0], saved[5]  # y has the shape of x, the last state that of h0
-    return _back(*(torch.zeros_like(x) if g is None else g for g, x in zip(gradients, like)), *saved, backend)
-
-
 def _reference(x, step, a, b, c, h0, backend):  # type: ignore[no-untyped-def]
     y, last = at_once(*(tensor.to(h0.dtype) for tensor in (x, step, a, b, c, h0)))
     return y.to(x.dtype), last
 
 
-_selective_scan = Differentiable(_forward, _backward, n_inputs=6, reference=_reference, constant=(2,))
-
-
-def _record(x, step, a, b, c, h0, keep, backend):  # type: ignore[no-untyped-def]
-    y, last, kept = _selective_scan(x, step, a, b, c, h0, backend)
-    return y, last, kept if keep else kept.new_empty(0)
-
-
-_operator.record = _record
+_selective_scan = keeping(_operator, _back, 6, 2, reference=_reference)
 
 
 def _why_not_kernels(backend: str, *inputs: Tensor) -> str:
