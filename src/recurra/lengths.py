@@ -431,5 +431,8 @@ def _cut(numbers: list[int], steps: Sequence[Tensor]) -> list[_Piece]:
 
 def _in_order(finished: list[tuple[list[int], Any]]) -> Any:
     """Put the states of groups of sequences together, in the order of the sequences."""
-    singles = {number: single for numbers, state in finished for number, single in zip(numbers, split(state))}
-    return batch([singles[number] for number in range(len(singles))])
+    order = torch.tensor([number for numbers, _ in finished for number in numbers], device="cpu").argsort()
+    if len({layout(state) for _, state in finished}) == 1:
+        return select(concatenate([state for _, state in finished]), order)
+    singles = [single for _, state in finished for single in split(state)]
+    return batch([singles[place] for place in order.tolist()])

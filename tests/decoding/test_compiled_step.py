@@ -324,3 +324,31 @@ def test_a_model_that_carries_roundings_far_is_compared_with_itself():
         assert compiled._agrees([nudged], step, [x])
         assert not compiled._agrees([right + 6 * (nudged - right)], step, [x])
         assert not compiled._agrees([right * torch.nan], step, [x])
+
+
+def test_results_of_a_chaotic_model_are_not_zeros_or_doubled():
+    """Its own results differ by more than their size from one rounding to the next."""
+
+    class Chaotic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = DecodingLinear(nn.Linear(64, 128))
+
+        def forward(self, x):
+            return ((1e7 * self.linear(x)).sin(),)
+
+    compiled, step, x = CompiledStep(pack_linear_layers(language_model(), "int8"), 31), Chaotic(), torch.randn(1, 64)
+    with torch.no_grad():
+        (right,) = step(x)
+        assert compiled._agrees([right], step, [x])
+        assert not any(compiled._agrees([wrong], step, [x]) for wrong in (0 * right, 2 * right))
+
+
+def test_a_default_type_does_not_reach_the_comparison():
+    step, x = DecodingLinear(nn.Linear(5, 3)), torch.ones(1, 5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), steps._Nudged(0):
+            assert step(x).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -279,6 +279,7 @@ def test_all_requests_are_dropped_and_those_that_were_admitted_are_known():
     first, second = asked(5), asked(5)
     for one in (first, second):
         scheduler.add(one)
+    scheduler.add_background(asked(5))
     assert not list(scheduler.admit())  # the first has something to read
     assert scheduler.drop(lambda _: True) == [(second, False), (first, True)]
     assert scheduler.is_idle

@@ -206,6 +206,8 @@ def test_generated_text_is_what_its_tokens_decode_to(words, bpe):
         assert "the dog" + "".join(pieces) == tokenizer.decode(tokens)
         assert len(pieces) > 20
         assert "" not in pieces
+        with pytest.raises(ValueError, match="texts in a list"):
+            stream.generated_text("dog")
 
 
 def test_what_a_stream_keeps_does_not_keep_its_text_alive(any_model):

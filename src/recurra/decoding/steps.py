@@ -270,8 +270,8 @@ can fall either way, and each layer passes on what that moved. An operation that
 _ROUNDING = 1e-6
 """Relative changes of the linear layers' inputs, as other sums make them. Deep models carry them far: 48 layers of
 random weights move logits by 5e-5, or by 0.3 if inputs are rounded to int8. So results may also be three times as far
-from the model's as the model's own move under such changes, within these limits. Unrelated results differ by 1.4."""
-_FARTHEST, _FARTHEST_IF_ROUNDED = 0.01, 1.2
+from the model's as the model's own move under such changes, within these limits. Zeros in their place are 1 away."""
+_FARTHEST, _FARTHEST_IF_ROUNDED = 0.01, 0.99
 
 
 class CompiledStep(TracedStep):
@@ -373,7 +373,8 @@ class _Nudge:
     def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(target) == "recurra.decoding_linear.default":
             x, *weights = args
-            args = x * (1 + _ROUNDING * torch.randn(x.shape, generator=self._generator)), *weights
+            noise = torch.randn(x.shape, generator=self._generator, dtype=x.dtype, device=x.device)
+            args = x * (1 + _ROUNDING * noise), *weights
         return target(*args, **(kwargs or {}))
 
 

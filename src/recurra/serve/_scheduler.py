@@ -221,6 +221,8 @@ class Scheduler:
         reading = [request for request in self._reading if is_over(request)]
         for request in reading:
             self._reading.remove(request)
+        for request in [request for request in self._background if is_over(request)]:
+            self._background.remove(request)
         return [(request, False) for request in waiting] + [(request, True) for request in reading]
 
 

@@ -9,7 +9,7 @@ by its temperature and filtered:
 - the token is the first at which the running sum of weights exceeds a share of their total.
 
 Weights are exponentials in float64, so they and their sums agree with the plain form, `recurra.streams.sampling`, to
-about 1e-15: a choice differs only if the drawn share is that close to the border between two tokens. A row's token
+about 1e-14: a choice differs only if the drawn share is that close to the border between two tokens. A row's token
 depends only on the row: the order of every sum is fixed.
 """
 
@@ -69,12 +69,14 @@ def _first_place(row, value):  # type: ignore[no-untyped-def]
 def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
     """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1.
 
-    Quickselect: the values on the other side of a pivot are dropped, until the sum is reached at the pivot itself.
+    Quickselect: the values on the other side of a pivot are dropped, until the sum is reached at the pivot itself. The
+    pivots' places look random: in the middle of a row that rises and falls, every pivot would be the largest value.
     """
     some, weighs, weighted = values.copy(), weights.copy(), len(weights) > 0
-    n, before = len(values), 0.0
+    n, before, number = len(values), 0.0, np.uint64(0)
     while True:
-        pivot, above, equal = some[n // 2], 0.0, 0.0
+        number = number * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        pivot, above, equal = some[(number >> np.uint64(33)) % np.uint64(n)], 0.0, 0.0
         for i in range(n):
             weight = weighs[i] if weighted else 1.0
             above += weight if some[i] > pivot else 0.0

@@ -55,7 +55,10 @@ class Continued(ABC):
 
     @abstractmethod
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
-        """Begin a text that continues the one read, up to one of `stop`. Raises ValueError without a tokenizer."""
+        """Begin a text that continues the one read, up to one of `stop`.
+
+        Raises ValueError without a tokenizer, or if `stop` is no list of texts.
+        """
 
     def generate(
         self,
@@ -238,8 +241,8 @@ class Stream(Continued):
         return Generation(config)
 
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
-        """Begin a text that continues this stream's, up to one of `stop`. Raises ValueError without a tokenizer."""
-        return GeneratedText(self._require_tokenizer(), self.recent, stop)
+        """Begin a text that continues this stream's, up to one of `stop`; errors as for every `Continued`."""
+        return GeneratedText(self._require_tokenizer(), self.recent, GenerationConfig(stop=stop).stop)
 
     def _generate(self, generation: Generation) -> Iterator[int]:
         while not generation.is_over:

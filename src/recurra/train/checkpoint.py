@@ -66,7 +66,7 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
         if isinstance(value, Tensor):
             # FSDP pads memory, so even a rank without a part of a tied tensor counts it once.
             here = value.to_local() if hasattr(value, "to_local") else value
-            memory = here.untyped_storage().data_ptr()
+            memory = _address(here)
             key = (memory, here.storage_offset(), value.shape, here.stride(), here.dtype) if memory else name
             if key not in names:
                 while name in tensors:  # a key with a dot can lead to the same name
@@ -86,6 +86,14 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
         raise ValueError(sentence(f"{name} in {path}", kind_of(value), _PLAIN))
 
     return {key: walk(value, key) for key, value in payload.items()}, tensors
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 for one of a device without addresses."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def join_tensors(plain: Any, tensors: Mapping[str, Tensor]) -> Any:

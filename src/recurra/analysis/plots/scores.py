@@ -101,7 +101,7 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
         lower.fill_between(np.arange(len(heights)) - 0.5, heights, step="post", color=GREY, alpha=0.5, linewidth=0)
     if chance is not None:
         upper.axhline(chance, color=GREY, linewidth=0.9, linestyle=":", label=f"chance ({chance:.2f})")
-    upper.set(ylabel="accuracy" if smoothing == 1 else f"accuracy ({smoothing} bins pooled)", ylim=(-0.02, 1.02))
+    upper.set(ylabel="accuracy" if smoothing == 1 else f"accuracy ({smoothing} spans pooled)", ylim=(-0.02, 1.02))
     upper.grid(axis="y")
     legend_below(figure, upper.lines, 2)
     lower.set(xlabel="memory span (tokens)", ylabel="positions", yscale="log")
@@ -113,7 +113,7 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
 def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " spans"], Float[Tensor, " spans"]]:
     """Count the correct and all positions of each span and its neighbours, so that few positions weigh little."""
     is_odd = smoothing >= 1 and smoothing % 2 == 1
-    require(is_odd, "smoothing", smoothing, "an odd number of bins, at least 1")
+    require(is_odd, "smoothing", smoothing, "an odd number of spans, at least 1")
     kernel = torch.ones(1, 1, smoothing, dtype=torch.float64)
     numbers = torch.stack([run.n_correct, run.counts]).double().unsqueeze(1)
     n_correct, counts = conv1d(numbers, kernel, padding=smoothing // 2).squeeze(1)
