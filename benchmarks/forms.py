@@ -1,6 +1,6 @@
-"""One trained run in all its forms: test perplexity as a run, from Hugging Face, from ONNX, and laid out for decoding.
+"""One trained run in all its forms: test perplexity as a run, from Hugging Face, from ONNX, and packed for decoding.
 
-    python -m benchmarks.forms RUN
+    python -m benchmarks.forms RUN  # without the exported forms; with them:
     recurra export hf RUN FOLDER
     recurra export onnx RUN FILE.onnx
     recurra export onnx RUN INT8.onnx --int8

@@ -210,10 +210,10 @@ _NAMES = {int: "a whole number", float: "a number", str: "a string", dict: "an o
 
 
 def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: str, *, finite: bool = True) -> None:
-    """Compare those keys of an object from JSON, `name` in messages, that have a declared type with it.
+    """Check the values of a JSON object against the types declared for their keys; messages call the object `name`.
 
-    types: by key: int, float, str, a dictionary of one of these or Any, or a union of one with None. finite: refuse
-    numbers that are not finite.
+    types: each is int, float, str, a dictionary with values of one of these or Any, or a union of one with None; keys
+    without a type are not checked. finite: refuse numbers that are not finite.
     """
     for key, value in content.items():
         if key in types:

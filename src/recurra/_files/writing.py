@@ -54,7 +54,7 @@ def replace_files(contents: dict[Path, bytes]) -> None:
     """
     *_, last = contents
     with ExitStack() as stack:
-        for path in reversed(contents):  # the stack ends the first one first
+        for path in reversed(contents):  # the stack exits in reverse: the first is replaced first
             file = stack.enter_context(replacing(path))
             file.write(contents[path])
             file.flush()

@@ -291,7 +291,7 @@ def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile])
 
 
 def grouped(texts: Iterable[str], n_characters: int) -> Iterator[list[str]]:
-    """Group texts into lists, each of at least `n_characters` together but for the last."""
+    """Group texts into lists of at least `n_characters` in total; the last list may have fewer."""
     waiting: list[str] = []
     size = 0
     for text in texts:

@@ -1,6 +1,6 @@
 """Batches from one long text: parallel streams, windows that overlap, or excerpts from random places.
 
-The argument `batch_size` counts the sequences of all ranks together, the attribute those on this rank.
+The argument `batch_size` counts the sequences of all ranks together, and the attribute those of this rank.
 """
 
 from collections.abc import Sequence
@@ -77,8 +77,8 @@ class StreamSource:
     `world_size` does not divide `batch_size`.
 
     drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the shards of
-    the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training, begin the
-    streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
+    the text in a different order in each epoch; None for texts without shards. shift_seed: in training, begin all
+    streams of an epoch later by the same random number of tokens, less than a segment; None for no shift.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class ExcerptSource:
     dealt to the ranks in order: the number of ranks does not change what a step reads. An epoch has as many steps as it
     takes to read as many tokens as the text has, and at least one.
 
-    batch_size: a multiple of world_size. segment_length: tokens of an excerpt.
+    batch_size: a multiple of world_size. segment_length: tokens per excerpt.
     """
 
     def __init__(
@@ -253,10 +253,11 @@ class MixtureSource(ExcerptSource):
 class PackedSource:
     """Rows of neighbouring tokens, cut where documents begin; the target is the next token of the same document.
 
-    The shards are read in an order of its own for each epoch, row after row, and dealt to the ranks in order. Where a
-    row ends inside a document, the rest of it begins the next row as a document of its own.
+    The shards are read in a different order in each epoch, row after row, and the rows are dealt to the ranks in order.
+    If a row ends inside a document, the rest of the document begins the next row as a separate document.
 
-    batch_size: rows, a multiple of world_size; a batch is one sequence with borders. row_length: tokens of a row.
+    batch_size: rows, a multiple of world_size; they are joined to one sequence with `cu_seqlens`. row_length: tokens
+    per row.
     """
 
     def __init__(

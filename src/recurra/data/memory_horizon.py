@@ -293,7 +293,7 @@ class _WindowSource(_SampleSource):
 
 
 class SpanAccuracy(NamedTuple):
-    """The numbers of correct positions and of all positions at each memory span, 0, 1, 2, ...; on the CPU."""
+    """How many positions are correct, and how many there are, at each memory span 0, 1, 2, ...; on the CPU."""
 
     n_correct: Int[Tensor, " spans"]
     counts: Int[Tensor, " spans"]

@@ -40,7 +40,7 @@ class PromptReader:
         model: what computes `hidden`.
         like: a state of one stream.
         vocab_size: tokens are below it.
-        agrees: tells whether results are near enough to those of a module with the same inputs.
+        agrees: called as `agrees(results, module, inputs)`; whether results are close enough to the module's.
     """
 
     def __init__(

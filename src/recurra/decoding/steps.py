@@ -52,7 +52,7 @@ class StateShapeChanges(ValueError):
 
 
 class OtherNumbers(StateShapeChanges):
-    """A recorded step gives other numbers than the model."""
+    """The results of a recorded step differ from the model's."""
 
 
 class _TracedProgram:
@@ -233,7 +233,7 @@ class TracedStep(nn.Module):
         return [self._outline(part) for part in state] if isinstance(state, (tuple, list)) else state
 
     def _agrees(self, results: Sequence[Tensor], step: nn.Module, inputs: Sequence[Tensor]) -> bool:
-        """Whether a program's results are those of the model's step with flat inputs."""
+        """Whether a program's results equal those of the model's `step` for the same flat inputs."""
         return all(map(torch.equal, results, step(*inputs)))
 
     def _check(self, program: _Program, tokens: Tensor, like: Any) -> None:
@@ -268,9 +268,10 @@ _TOLERANCE_IF_ROUNDED = {"int16": 1e-3, "bfloat16": 0.02, "int8": 0.2, "int4": 0
 """The same for the difference's length over the tensor's, where inputs of products are rounded: one between two codes
 can fall either way, and each layer passes on what that moved. An operation that is wrong moves all of it."""
 _ROUNDING = 1e-6
-"""Relative changes of the linear layers' inputs, as other sums make them. Deep models carry them far: 48 layers of
-random weights move logits by 5e-5, or by 0.3 if inputs are rounded to int8. So results may also be three times as far
-from the model's as the model's own move under such changes, within these limits. Zeros in their place are 1 away."""
+"""Relative size of random changes to the linear layers' inputs, about that of another order of summation. Deep models
+amplify them: with 48 layers of random weights, logits move by 5e-5, or by 0.3 if inputs are rounded to int8. So results
+beyond the tolerance also pass if they differ from the model's by at most three times what such changes move the model's
+own, and by at most the limits below. Results of all zeros would differ by 1."""
 _FARTHEST, _FARTHEST_IF_ROUNDED = 0.01, 0.99
 
 
@@ -366,7 +367,7 @@ def _distance(mine: Tensor, right: Tensor, by_length: bool) -> float:
 
 
 class _Nudge:
-    """Moves the inputs of linear layers by about a rounding."""
+    """Perturbs the inputs of linear layers by about a rounding error."""
 
     _generator: torch.Generator
 
@@ -379,7 +380,7 @@ class _Nudge:
 
 
 class _Nudged(_Nudge, TorchDispatchMode):
-    """The mode, which inherits its method as the recorder of programs does."""
+    """The mode; it inherits its method for the reason given at `_Lowering`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

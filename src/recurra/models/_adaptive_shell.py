@@ -163,8 +163,8 @@ class TransformerConfig(ModelConfig):
 class AdaptiveShell(LanguageModelShell):
     """What Transformer-XL, CRT and the Recurrent Memory Transformer share around their bodies.
 
-    `loss` forms the logits of a target's cluster alone. A model makes its parts in the order in which its weights are
-    drawn: the embedding, its own, and `_make_stack`.
+    `loss` computes the logits of a target's cluster only. A model makes its parts in the order in which their weights
+    are drawn: the embedding, the model's own parts, and `_make_stack`.
     """
 
     forms_logits: ClassVar[bool] = False
@@ -187,7 +187,7 @@ class AdaptiveShell(LanguageModelShell):
         return AdaptiveSoftmax(self.config.vocab_size, self.config.d_model, **self._vocabulary)
 
     def _make_stack(self, attentions: Iterable[Mixer]) -> None:
-        """Make a block around each attention, and the head."""
+        """Make a block for each attention, and the head."""
         self.blocks = nn.ModuleList(make_block(self.config, attention) for attention in attentions)
         self.head = self._make_head()
         self.blocks.apply(initialise)

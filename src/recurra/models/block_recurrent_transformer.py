@@ -152,8 +152,8 @@ class BlockRecurrentTransformer(EncodedShell):
     """Transformer-XL with a sliding window, one of whose layers reads and writes state vectors once a block.
 
     Every token sees the last segment_length tokens, in every layer, with relative positions (the paper has T5's biases
-    instead of Transformer-XL's). No gradient flows into tokens before the open block; through the state vectors
-    gradients flow until the caller detaches the state. `d_model` must be even.
+    instead of Transformer-XL's). No gradient flows into tokens before the open block. Gradients flow through the
+    state vectors until the caller detaches the state. `d_model` must be even.
     """
 
     state_class = BlockRecurrentTransformerState

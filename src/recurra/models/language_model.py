@@ -65,7 +65,7 @@ class MixerBlock(nn.Module):
         return x if carried is None else torch.cat([x, carried], -1), state
 
     def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, and what a layer reads."""
+        """Return the residual stream and a layer's input."""
         return x, norm(x)
 
     def _leave(self, norm: nn.Module, mixed: Tensor) -> Tensor:

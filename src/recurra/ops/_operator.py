@@ -400,12 +400,12 @@ class OneNode:
 
 
 def keeping(operator: Operator, back: Operator, n_inputs: int, n_outputs: int, **derivatives: Any) -> Differentiable:
-    """Make a function of an operator that keeps tensors for `back`, and let the bare operator record it.
+    """Make an operator that keeps tensors for `back` differentiable, also where a trace calls it bare.
 
     Args:
         operator: from (*inputs, keep, *options) to the outputs and what is kept: empty tensors unless `keep`.
         back: from (*gradients, *inputs, *kept, *options) to the inputs' gradients.
-        n_inputs, n_outputs: their numbers.
+        n_inputs, n_outputs: the numbers of inputs, and of outputs before what is kept.
         derivatives: `reference` and `transformed` of a `Differentiable`.
     """
 
@@ -445,7 +445,7 @@ def addresses(*tensors: Tensor) -> list[int]:
 def require_layouts(
     dtype: torch.dtype, device: torch.device, /, **named: tuple[Tensor | None, tuple[int, ...]]
 ) -> None:
-    """Refuse tensors of other shapes than beside them, or of another type or device; None is skipped."""
+    """Refuse tensors that do not have the shape given with them, or this dtype and device; None is skipped."""
     for name, (tensor, shape) in named.items():
         if tensor is not None:
             require_layout(name, tensor, shape, dtype, device)

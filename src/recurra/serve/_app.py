@@ -115,7 +115,7 @@ def serve_runs(
     overrides: Sequence[str],
     ready: Callable[[], object] = lambda: None,
 ) -> int:
-    """Serve runs until a signal; call `ready` once clients can connect."""
+    """Serve trained runs until a signal arrives; call `ready` once clients can connect."""
     keep_large_blocks()
     weights = None if arguments.weights == "model" else arguments.weights
     dtypes = {"kv_cache_dtype": arguments.kv_cache_dtype, "state_dtype": arguments.state_dtype}

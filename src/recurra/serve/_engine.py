@@ -192,7 +192,7 @@ class Engine:
         if chunk is not None:
             self._read(chunk)
         if self._batches:
-            # that of the owner whose turn it is; an owner's batches take turns, too
+            # the batch of the owner whose turn it is; an owner's batches take turns, too
             next_batch = min(self._batches, key=lambda one: self._turns.last(one.owners))
             self._batches.remove(next_batch)
             self._batches.append(next_batch)

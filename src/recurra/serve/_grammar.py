@@ -48,7 +48,7 @@ class Lark(str):
 
 
 class Constraint:
-    """What a grammar, with its matcher, allows next in one text; the tokens `ends` may end it where it is complete."""
+    """The tokens that a grammar allows next in one text; one of `ends` may end the text once it is complete."""
 
     def __init__(self, matcher: LLMatcher, n_tokens: int, ends: Sequence[int] = ()) -> None:
         self._matcher, self._n_tokens, self._ends = matcher, n_tokens, list(ends)

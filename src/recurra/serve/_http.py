@@ -87,7 +87,7 @@ class ApiError(HTTPException):
 def refusal(
     param: str, got: object, expected: str, hint: str = "", *, status: int = 400, code: str | None = None
 ) -> ApiError:
-    """The error of a request whose field `param` does not fit."""
+    """The error of a request whose field `param` is invalid."""
     return ApiError(status, sentence(param, got, expected, hint), code=code, param=param)
 
 

@@ -214,7 +214,7 @@ class Scheduler:
         self._reading.remove(request)
 
     def drop(self, is_over: Callable[[Request], object]) -> list[tuple[Request, bool]]:
-        """Take out requests that are over; the flag says whether they had been admitted."""
+        """Remove and return the requests that are over; the flag says whether one had been admitted."""
         waiting = [request for line in self._waiting.values() for request in line if is_over(request)]
         for request in waiting:
             self._take_waiting(request)

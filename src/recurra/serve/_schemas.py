@@ -38,7 +38,7 @@ def _type_of(value: Any) -> set[str]:
 
 
 class ArgumentTypes:
-    """The types that the schema of a tool's arguments allows; each argument is looked at once, however many calls."""
+    """The types that the schema of a tool's arguments allows; each is looked up once, however many calls there are."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._root = schema

@@ -229,7 +229,7 @@ class Sessions:
 
     async def _follow(self, session: Session, request: Request, events: EventQueue) -> None:
         """See a request through to its end, whether anybody listens or not."""
-        # not the events: their details take much memory
+        # entries rather than events, whose details take much memory
         entries: list[_Entry] = [] if request.is_reported else [(token, None, READ) for token in request.tokens]
         try:
             async for some in self._engine.run(request):

@@ -245,7 +245,7 @@ class SessionStore:
             results = [call.action(database, *call.arguments) for call in calls]
             database.execute("COMMIT")
         except Exception as error:
-            with suppress(sqlite3.Error):  # SQLite may have undone it
+            with suppress(sqlite3.Error):  # SQLite may have rolled back already
                 database.execute("ROLLBACK")
             for call in calls:
                 self._transaction(database, [call]) if len(calls) > 1 else self._fail(call, error)

@@ -5,7 +5,7 @@ by its temperature and filtered:
 
 - top-k: the largest logits of short blocks give a lower bound of the k-th largest one, and only blocks that reach it
   are looked at again;
-- top-p: quickselect finds the value at which the sum of the weights is reached;
+- top-p: quickselect finds the value at which the sum of the largest weights reaches p of their total;
 - the token is the first at which the running sum of weights exceeds a share of their total.
 
 Weights are exponentials in float64, so they and their sums agree with the plain form, `recurra.streams.sampling`, to
@@ -67,10 +67,10 @@ def _first_place(row, value):  # type: ignore[no-untyped-def]
 
 @compile_part
 def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
-    """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1.
+    """The value at which the sum of weights, from the largest value down, reaches `enough`; empty weights count as 1.
 
-    Quickselect: the values on the other side of a pivot are dropped, until the sum is reached at the pivot itself. The
-    pivots' places look random: in the middle of a row that rises and falls, every pivot would be the largest value.
+    Quickselect: the values on the other side of a pivot are dropped, until the sum is reached at the pivot itself.
+    Pivots are pseudo-random: in a row that rises and falls, a pivot from the middle would always be the largest value.
     """
     some, weighs, weighted = values.copy(), weights.copy(), len(weights) > 0
     n, before, number = len(values), 0.0, np.uint64(0)
@@ -84,7 +84,7 @@ def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
         is_above, n_kept = before + above >= enough, 0
         if not is_above:
             before += above + equal
-        for i in range(n):  # without a branch, which would often be predicted wrongly
+        for i in range(n):  # branch-free: a branch would often be mispredicted
             some[n_kept] = value = some[i]
             if weighted:
                 weighs[n_kept] = weighs[i]
@@ -137,7 +137,7 @@ def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _weigh(values, top, weights):  # type: ignore[no-untyped-def]
-    """Write exp(value - top) of each value; give the sum."""
+    """Write exp(value - top) of each value; return the sum."""
     total = 0.0
     for i in range(len(values)):
         weights[i] = math.exp(np.float64(values[i]) - top)
@@ -147,7 +147,7 @@ def _weigh(values, top, weights):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _drop_below(values, smallest, weights):  # type: ignore[no-untyped-def]
-    """Write 0 as the weights of smaller values; give the sum of the others."""
+    """Set the weights of smaller values to 0; return the sum of the others."""
     total = 0.0
     for i in range(len(values)):
         weights[i] = weights[i] if values[i] >= smallest else 0.0
@@ -157,7 +157,7 @@ def _drop_below(values, smallest, weights):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _place_of(weights, wanted):  # type: ignore[no-untyped-def]
-    """The first place at which the running sum of weights is beyond `wanted`."""
+    """The first place at which the running sum of weights exceeds `wanted`."""
     before, last = 0.0, _NOTHING
     for i in range(len(weights)):
         if weights[i] > 0:

@@ -21,7 +21,7 @@ class GenerationConfig:
 
     Raises:
         TypeError: `max_tokens` or one of `stop_tokens` is not a whole number.
-        ValueError: `max_tokens` is below 1, or `stop` is a single string or has an empty one.
+        ValueError: `max_tokens` is below 1, or `stop` is a single string or contains an empty one.
     """
 
     max_tokens: int | None = None
@@ -89,7 +89,7 @@ class Generation:
 def choose_all(
     generations: Sequence[Generation], logits: Float[Tensor, "B V"], recent: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Choose the next token of several streams after their logits, and count it. Raises ValueError as `draw`."""
+    """Choose and count the next token of each stream, given its logits. Raises ValueError as `draw` does."""
     tokens = choose(logits, [one.token_choice(tokens) for one, tokens in zip(generations, recent)])
     for generation, token in zip(generations, tokens):
         if isinstance(token, ValueError):
@@ -234,7 +234,7 @@ class GeneratedText:
         return text[:end]
 
     def _n_begun(self, text: str) -> int:
-        """Return the length of the longest end of `text` that begins a stop."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop."""
         most = len(text) + 1
         lengths = (n for stop in self._stops for n in range(1, min(len(stop), most)) if text.endswith(stop[:n]))
         return max(lengths, default=0)

@@ -159,7 +159,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
-    """Read a file written by `write_snapshot`, for `model` with the given identity; past its digest it is trusted."""
+    """Read a file of `write_snapshot` for `model` with the given identity; once the digest matches, it is trusted."""
     tensors, metadata = read_safetensors(path, _SAVED)
     content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}", allow_nan=True)
     if content.get("format") != _FORMAT:

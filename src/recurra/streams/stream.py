@@ -55,9 +55,9 @@ class Continued(ABC):
 
     @abstractmethod
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
-        """Begin a text that continues the one read, up to one of `stop`.
+        """Begin a text that continues the one read and ends before the first of `stop`.
 
-        Raises ValueError without a tokenizer, or if `stop` is no list of texts.
+        Raises ValueError without a tokenizer, or if `stop` is not a list of texts.
         """
 
     def generate(
@@ -241,7 +241,7 @@ class Stream(Continued):
         return Generation(config)
 
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
-        """Begin a text that continues this stream's, up to one of `stop`; errors as for every `Continued`."""
+        """Begin a text that continues this stream's; arguments and errors as for every `Continued`."""
         return GeneratedText(self._require_tokenizer(), self.recent, GenerationConfig(stop=stop).stop)
 
     def _generate(self, generation: Generation) -> Iterator[int]:

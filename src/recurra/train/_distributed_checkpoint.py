@@ -235,7 +235,7 @@ class RankLayout:
         return dict(join_tensors(plain, parts))
 
     def of_all_streams(self, rows: Tensor) -> Tensor:
-        """Turn this rank's streams into a tensor of all streams, of which each rank holds its own."""
+        """Turn this rank's streams into a distributed tensor of all streams; each rank holds its own."""
         placements = [Shard(0), Replicate()]  # by streams, and alike on the ranks that share a sequence
         return DTensor.from_local(
             rows.detach().contiguous(), self._ranks.mesh(self._device), placements, run_check=False

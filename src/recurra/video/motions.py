@@ -133,7 +133,7 @@ def write_motions(
             if name == folder.name:  # of a killed process
                 discard(temporary)
         if not _holds(folder, made_from):
-            if folder.is_dir():  # an empty one, whose place the new one takes
+            if folder.is_dir():  # an empty one, which the new one replaces
                 folder.rmdir()
             with put_in_place(folder) as new:
                 _write_folder(new, made_from)

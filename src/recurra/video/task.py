@@ -104,7 +104,7 @@ class VideoTask(Task):
         }
 
     def best_temperature(self, run: Any) -> float:
-        # the scores of views are averaged as they are
+        # views' scores are averaged without a temperature
         raise ValueError(sentence("the run", "over videos", "one over tokens"))
 
     def figures_of_scores(self, run: Any, split: str, scores: Mapping[str, Any]) -> list[Path]:
@@ -123,7 +123,7 @@ class MotionsTask(VideoTask):
     data = MotionsConfig
 
     def fingerprint(self, opened: VideoData) -> None:
-        return None  # the configuration determines the videos, which another encoder writes in other bytes
+        return None  # the configuration determines the videos; their bytes depend on the encoder
 
     def models(self) -> list[ModelEntry]:
         return [entry for entry in super().models() if not getattr(entry.model, "learns_from_poses", False)]

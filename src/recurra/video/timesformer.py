@@ -236,7 +236,7 @@ class DividedEncoder(nn.Module):
 class VideoModel(nn.Module, ABC):
     """A model of clips, which are streams of segments of `n_frames` frames: it gives the logits after each segment.
 
-    A model writes `read` and `initial_state`.
+    Subclasses define `read` and `initial_state`.
     """
 
     forms_logits: ClassVar[bool] = True

@@ -85,7 +85,7 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
 
     Args:
         runs: counts of right answers, by their names in the legend.
-        smoothing: an odd number of neighbouring spans whose positions are pooled for each point; 1 pools none.
+        smoothing: number of neighbouring spans that are pooled for each point, an odd number; 1 for no smoothing.
         chance: an accuracy to mark, such as 1 / modulus for guessing.
     """
     require(len(runs) > 0, "runs", dict(runs), "at least one run")
@@ -111,7 +111,7 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
 
 
 def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " spans"], Float[Tensor, " spans"]]:
-    """Count the correct and all positions of each span and its neighbours, so that few positions weigh little."""
+    """Pool the counts of each span with its neighbours', so that spans with few positions weigh little."""
     is_odd = smoothing >= 1 and smoothing % 2 == 1
     require(is_odd, "smoothing", smoothing, "an odd number of spans, at least 1")
     kernel = torch.ones(1, 1, smoothing, dtype=torch.float64)

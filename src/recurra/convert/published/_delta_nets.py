@@ -208,7 +208,7 @@ def _sizes_of_delta(d_model: int, options: dict[str, Any]) -> dict[str, int]:
 
 
 def _rows_of_delta(block: Block) -> list[int]:
-    """The rows of a Gated DeltaNet's q, k and v."""
+    """The numbers of rows of a Gated DeltaNet's q, k and v."""
     sizes = _sizes_of_delta(block.d_model, block.options)
     return [sizes["d_qk"], sizes["d_qk"], sizes["d_v"]]
 

@@ -302,7 +302,7 @@ JAMBA = Architecture(
 )
 
 
-# --- Zamba2, Mamba-2 and attention shared between layers (Zyphra/Zamba2-1.2B, -2.7B, -7B) ---
+# --- Zamba2: Mamba-2, and attention shared between layers (Zyphra/Zamba2-1.2B, -2.7B, -7B) ---
 
 _HYBRID = "zamba2"
 _OF_ZAMBA = {"linear_attention": "mamba2", "hybrid": _HYBRID, "mamba": "mamba2"}

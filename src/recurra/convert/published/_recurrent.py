@@ -1,5 +1,5 @@
-"""RWKV-4 as transformers' RwkvForCausalLM has it (RWKV/rwkv-4-*-pile), RWKV-7 as its authors' files and flash-linear-
-attention's RWKV7ForCausalLM do, xLSTM as xLSTMForCausalLM (NX-AI/xLSTM-7b).
+"""RWKV-4 from transformers' RwkvForCausalLM (RWKV/rwkv-4-*-pile), RWKV-7 from its authors' files and
+flash-linear-attention's RWKV7ForCausalLM, and xLSTM from xLSTMForCausalLM (NX-AI/xLSTM-7b).
 """
 
 import math

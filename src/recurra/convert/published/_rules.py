@@ -72,10 +72,10 @@ class Block(NamedTuple):
     place: where the block begins in a stack in which each half of a block is a layer.
     has_network: whether it has a feed-forward network.
     d_hidden: hidden channels of a dense network; n_experts, d_expert, d_shared: of a mixture, 0 if it is none.
-    part: of the mixer, whose rules are made, with a dot behind it; empty for all of it.
-    turns: the numbers of all blocks with its mixer.
+    part: the part of the mixer to make rules for, with a trailing dot; empty for the whole mixer.
+    turns: the numbers of all blocks with the same mixer.
 
-    Its rules are for parameters of the mixer, or of its `part`, in front of whose names `theirs` stands there.
+    Its methods make rules for the parameters of the mixer or `part`; `theirs` is the prefix of the published names.
     """
 
     number: int
@@ -103,20 +103,20 @@ class Block(NamedTuple):
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """The heads of queries, those of keys and values, and the channels of one."""
+        """The numbers of query heads and of key and value heads, and the channels of a head."""
         n_heads = self.options["n_heads"]
         return n_heads, self.options.get("n_kv_heads") or n_heads, self.options["d_head"] or self.d_model // n_heads
 
     @property
     def turned_pairs(self) -> Tensor:
-        """The order of a head's channels, as numbers of theirs."""
+        """For each channel of a head here, its number in the published weights."""
         *_, d_head = self.heads
         n_rotated = int(d_head * self.options["rotated_share"])
         halves = torch.arange(n_rotated).view(2, n_rotated // 2)
         return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
 
     def plain(self, names: Mapping[str, str], theirs: str = "", *conversions: Any) -> list[Rule]:
-        """Make rules for parts of other names there, with the `conversions` of a `Rule`."""
+        """Make rules for parts with other published names; `conversions` are those of a `Rule`."""
         return plain_rules(names, self.own, theirs, *conversions)
 
     def stacked(self, own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
@@ -193,7 +193,7 @@ class Fused(NamedTuple):
 
 
 class Stack:
-    """A model's shape, `config`, with the defaults of its mixers' and experts' options."""
+    """A model's shape, `config`, with the defaults of its mixers' and experts' options filled in."""
 
     def __init__(self, config: LanguageModelConfig) -> None:
         self.config, self.mixers = config, [name for name, _ in config.mixers]
@@ -205,11 +205,11 @@ class Stack:
         self.has_experts = EXPERTS in config.feed_forwards
 
     def mixer(self, name: str, **absent: Any) -> dict[str, Any]:
-        """Return a mixer's options; of one that no block has the defaults, `absent` in their place."""
+        """Return a mixer's options; if no block has it, its defaults with `absent` replacing some of them."""
         return self.options.get(name) or mixer_options(name) | absent
 
     def heads(self, name: str, **absent: Any) -> tuple[int, int, int]:
-        """Return the heads of queries, those of keys and values, and the channels of one in the mixer `name`."""
+        """Return `Block.heads` for the mixer `name`."""
         return Block(0, name, self.mixer(name, **absent), self.config.d_model).heads
 
     def kinds(self, known: Mapping[str, str]) -> list[str]:
@@ -218,7 +218,7 @@ class Stack:
         return [names.get(name, name) for name in self.mixers]
 
     def attention(self, name: str, **absent: Any) -> dict[str, Any]:
-        """The way back of `Settings.attention`, for the mixer `name`."""
+        """The inverse of `Settings.attention`, for the mixer `name`."""
         n_heads, n_kv_heads, d_head = self.heads(name, **absent)
         return {
             "num_attention_heads": n_heads,
@@ -253,7 +253,7 @@ class Architecture(NamedTuple):
     config: Callable[[Settings, int, int], dict[str, Any]]
     """Makes the shape, as far as `read_config` does not, from config.json and the numbers of channels and blocks."""
     settings: Callable[[Stack], dict[str, Any]]
-    """Makes the entries of config.json, as far as `settings_of` does not."""
+    """Makes the entries of config.json that `settings_of` does not."""
     rules: Callable[[Block], list[Rule]] = lambda block: []
     """The other weights of a block's mixer."""
     fused: Callable[[Block], list[Fused]] = lambda block: []
@@ -336,13 +336,13 @@ def deepseek_experts(settings: Settings, sizes: Mapping[str, tuple[str, int]], s
 
 
 def networks_of(kinds: list[str], experts: dict[str, Any]) -> dict[str, Any]:
-    """Return the shape of the blocks' networks, of which some may be mixtures with these options."""
+    """Return the settings of the blocks' feed-forward networks; `experts` are the options of mixtures."""
     kind = kinds[0] if len(set(kinds)) == 1 else kinds
     return {"feed_forward": kind, "feed_forward_options": experts if EXPERTS in kinds else {}}
 
 
 def rotation_entries(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The way back of `Settings.rotation`."""
+    """The inverse of `Settings.rotation`."""
     base, share = options["rotation_base"], options["rotated_share"]
     return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}}
 
@@ -359,7 +359,7 @@ def shape_of(mixers: list[str], options: dict[str, dict[str, Any]], d_hidden: in
 
 
 class Place(NamedTuple):
-    """A parameter here, or a tensor that stays: its name, its tensors' names there, and its rule."""
+    """A parameter here, or a tensor that is not converted: its name, its published tensors' names, and its rule."""
 
     own: str
     theirs: tuple[str, ...]
@@ -459,7 +459,7 @@ def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place:
 
 
 def places_of(names: Iterable[str], rules: Sequence[Rule]) -> list[Place]:
-    """Find the first rule for each name."""
+    """Find the first rule that matches each name."""
     places = []
     for own in names:
         rule, match = next((rule, match) for rule in rules if (match := re.fullmatch(rule.own, own)))

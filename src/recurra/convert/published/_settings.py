@@ -49,9 +49,9 @@ class Settings:
         return int(value)
 
     def options(self, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-        """Take options, by their names here: the entries and their defaults, whose types they have.
+        """Take options; `names` maps their names here to entries and their defaults, which also set the types.
 
-        Whole numbers are above 0.
+        Whole numbers must be above 0.
         """
         take: dict[type, Callable[[str, Any], Any]] = {int: self.size, float: self.number, bool: self.flag}
         return {own: take[type(default)](key, default) for own, (key, default) in names.items()}
@@ -105,9 +105,9 @@ class Settings:
         return value
 
     def layers(self, key: str, known: Mapping[str, str], default: list[str]) -> list[str]:
-        """Take a list with one of the words `known` for each layer, and return what they stand for.
+        """Take a list with one word for each layer, and return what each stands for in `known`.
 
-        `default` has as many words, and is taken if the list is null or missing.
+        `default` has the same length, and is used if the list is null or missing.
         """
         kinds = self.words(key, known) or default
         require(len(kinds) == len(default), key, kinds, f"one of {', '.join(known)} for each of {len(default)} layers")
@@ -220,7 +220,7 @@ class Settings:
 
 
 def written(options: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """The way back of `Settings.options`."""
+    """The inverse of `Settings.options`."""
     return {key: options[own] for own, (key, _) in names.items()}
 
 

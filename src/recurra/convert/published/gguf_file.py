@@ -109,7 +109,7 @@ def _weights(
 
 
 def _places(kind: Kind, entries: Entries, theirs: Iterable[str]) -> list[Place]:
-    """Find llama.cpp's names of transformers' tensors."""
+    """Find llama.cpp's names for transformers' tensors."""
     table = gguf.get_tensor_name_map(_ARCHITECTURE_OF[kind.name], entries["num_hidden_layers"])
     found = places_of(theirs, [*kind.rules(entries), Rule("(.*)", (r"\1",))])
     known = {name: table.get_name(name, (".weight", ".bias")) or name for place in found for name in place.theirs}

@@ -158,7 +158,7 @@ def gru_after_forward(projected, weights, ru, c, hidden, states, length, batch, 
 def gru_after_backward(  # type: ignore[no-untyped-def]
     dy, ru, c, hidden, states, weights, d_inputs, d_hidden, d_h, length, batch, size, span, share
 ):
-    """Fill d_inputs and d_hidden, whose parts for the candidate differ, backwards; d_h as in `gru_backward`."""
+    """Fill d_inputs and d_hidden, which differ in the candidate's part, backwards; d_h as in `gru_backward`."""
     for job in range(share[0], share[1]):
         first, n_rows = job * span, min(span, batch - job * span)
         carry = d_h + 4 * first * size

@@ -23,7 +23,7 @@ _AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched
 
 @compile_inline
 def part_of_job(job, row, span):  # type: ignore[no-untyped-def]
-    """Return the sequence of a job and its part of a row: the start, the end of the whole vectors, and the end."""
+    """Return the sequence of a job and its part of a row: the start, the end of the full vectors, and the end."""
     spans = (row + span - 1) // span
     start = job % spans * span
     stop = min(row, start + span)
