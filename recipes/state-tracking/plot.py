@@ -34,7 +34,7 @@ def accuracy_over_length() -> plt.Figure:
     for axes, (task, (title, chance)) in zip(panels, TASKS.items()):
         for run, found in RUNS.items():
             curve = found.get("test_accuracy_by_length", {})
-            if f"-{task}" not in run or len(curve) < 2:
+            if f"-{task}" not in run or "-seed-" in run or len(curve) < 2:
                 continue
             later = any(word in run for word in ("by-loss", "-160", "default-start"))
             lengths = [int(length) for length in curve]
