@@ -171,6 +171,16 @@ def test_cancelled_and_late_turns_end_and_give_their_places_back(exact):
     assert rounds.engine.scheduler.n_streams == 0
 
 
+def test_a_stop_cancels_what_is_written_read_and_waiting(exact):
+    rounds = Rounds(max_streams=2)
+    turns = [Request(exact, exact.start, tokens, [asking(1000)]) for tokens in ([1], [1] * 3000, [1])]
+    rounds.run(*turns, rounds=4)
+    rounds.engine._end_all()
+    assert [[end.reason for end in rounds.ends(turn)] for turn in turns] == [["cancelled"]] * 3
+    assert not rounds.engine.is_busy
+    assert rounds.engine.scheduler.n_streams == 0
+
+
 def test_an_error_ends_its_turns_and_nothing_else(exact, monkeypatch):
     rounds = Rounds()
     bad = Request(exact, exact.start, [1, 2, 3], [], TokenDetails(True))

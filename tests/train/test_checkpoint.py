@@ -129,7 +129,10 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
     assert folder.find("previous").name == "step-0000000009.safetensors"
     assert folder.find("best").name == "best.safetensors"
     assert folder.find(str(folder.path / "step-0000000009.safetensors")).name == "step-0000000009.safetensors"
+    folder.save(3, PAYLOAD)  # by a run that went back
+    assert [path.stem[-2:] for path in folder.steps()] == ["03", "09", "10"]
     folder.drop_after(9)
+    folder.steps()[0].unlink()
     assert [path.name for path in folder.steps()] == ["step-0000000009.safetensors"]
     assert folder.best.is_file()
 
