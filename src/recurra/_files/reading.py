@@ -209,21 +209,21 @@ def one_line(error: BaseException) -> str:
 _NAMES = {int: "a whole number", float: "a number", str: "a string", dict: "an object"}
 
 
-def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: str, *, finite: bool = True) -> None:
+def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: str) -> None:
     """Check the values of a JSON object against the types declared for their keys; messages call the object `name`.
 
     types: each is int, float, str, a dictionary with values of one of these or Any, or a union of one with None; keys
-    without a type are not checked. finite: refuse numbers that are not finite.
+    without a type are not checked.
     """
     for key, value in content.items():
         if key in types:
             try:
-                _require(value, types[key], key, finite)
+                _require(value, types[key], key)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
 
 
-def _require(value: Any, hint: Any, name: str, finite: bool) -> None:
+def _require(value: Any, hint: Any, name: str) -> None:
     hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if value is None and NoneType in hints:
         return
@@ -231,8 +231,6 @@ def _require(value: Any, hint: Any, name: str, finite: bool) -> None:
     kind = get_origin(hint) or hint
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
         raise ValueError(sentence(name, kind_of(value), _NAMES[kind]))
-    if finite and kind is float and not math.isfinite(value):
-        raise ValueError(sentence(name, repr(value), "a finite number"))
     if isinstance(value, dict) and get_args(hint)[1] is not Any:
         for key, item in value.items():
-            _require(item, get_args(hint)[1], f"{name}.{key}", finite)
+            _require(item, get_args(hint)[1], f"{name}.{key}")

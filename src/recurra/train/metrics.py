@@ -124,7 +124,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if "step" not in record or not record.keys() <= _COLUMNS.keys():
             expected = f"step, and keys among {', '.join(_COLUMNS)}"
             raise ValueError(sentence(where, f"a record of {', '.join(record) or 'nothing'}", expected, _MEND))
-        require_fields(record, _COLUMNS, where, finite=False)
+        require_fields(record, _COLUMNS, where)
         records.append(dict.fromkeys(_COLUMNS) | record)
     return records
 

@@ -28,7 +28,7 @@ _WITH_CODE = ("config.json", "tokenizer_config.json", "generation_config.json")
 def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
     """Refuse a folder with files that are not what they should be, before transformers reads them."""
     manifest = read_manifest(folder)
-    require_fields(manifest, _ABOUT, str(folder / MANIFEST), finite=False)
+    require_fields(manifest, _ABOUT, str(folder / MANIFEST))
     require_files(folder, manifest.get("files", {}), patterns)
     for path in (folder / name for name in _WITH_CODE):
         if path.is_file() and "auto_map" in read_json(path, allow_nan=True):
