@@ -228,16 +228,15 @@ def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates, rounded):  # typ
         for out, of_heads in zip((dq, dk), found):
             torch.sum(of_heads.unflatten(2, (q.shape[2], -1)), 3, out=out)
         return
-    from recurra.ops.gate_loop import _heads_cpu as heads_kernels
+    from recurra.ops.gate_loop._heads_cpu import backward_kernel
 
     kept = kept.to(q.dtype)
     sizes, vectors = _sizes(q, v, a), _vectors(q.shape[3] * _floats(q))
-    choice = heads_kernels.backward_kernel if with_gates else heads_kernels.backward_kernel_without_gates
     tiles = sizes[-2] + 2 if with_gates else 1  # the states of a chunk and the carry, or either in its turn
     scratch = _scratch(q, sizes[-1] * (tiles * v.shape[3] * vectors + v.shape[3] + _WIDTH) * _WIDTH)
-    choice(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
+    backward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors, with_gates)(
         *map(_describe, (dy, q, k, v, a)), kept.data_ptr(), dlast.data_ptr(),
-        *map(_describe, (dq, dk, dv, da) if with_gates else (dq, dk, dv)), dstate.data_ptr(), scratch.data_ptr(),
+        *map(_describe, (dq, dk, dv, da)), dstate.data_ptr(), scratch.data_ptr(),
         *sizes, jobs=sizes[-1], work=q.shape[1] * dstate.numel(),
     )  # fmt: skip
 

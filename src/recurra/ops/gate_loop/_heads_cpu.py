@@ -121,9 +121,12 @@ def _gates(a, rest, per_channel, long, one):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _step_back(  # type: ignore[no-untyped-def]
-    dy, q, k, v, a, h, c, sums, dk, da, d_v, rest, n, per_channel, is_first, long, short, one
+    dy, q, k, v, a, h, c, sums, dk, da, d_v, rest, n, per_channel, is_first, with_gates, long, short, one
 ):
-    """Take one step back in a block of key channels, with the transposed state before it and a transposed carry."""
+    """Take one step back in a block of key channels, with the transposed state before it and a transposed carry.
+
+    The state is read only for da, which is not written unless `with_gates`.
+    """
     q_t, k_t = conjugate(load_part(q, 0, rest, long)), conjugate(load_part(k, 0, rest, long))
     a_t = conjugate(_gates(a, rest, per_channel, long, one))
     dk_t, da_t = zeros(long), zeros(long)
@@ -132,10 +135,13 @@ def _step_back(  # type: ignore[no-untyped-def]
         dy_j, v_j = spread(load(dy, j * n, one), long), spread(load(v, j * n, one), long)
         g = multiply_add(dy_j, q_t, load(c, at, long))
         dk_t = multiply_add(conjugate(v_j), g, dk_t)
-        da_t = multiply_add(conjugate(load(h, at, long)), g, da_t)
+        if with_gates:
+            da_t = multiply_add(conjugate(load(h, at, long)), g, da_t)
         store(c, at, long, a_t * g)
         store(sums, j * width_of(short), short, folded(k_t * g))
     store_part(dk, 0, rest, long, dk_t)
+    if not with_gates:
+        return
     if per_channel:
         store_part(da, 0, rest, long, da_t)
     elif is_first:
@@ -155,20 +161,6 @@ def _step_for_q(dy, k, v, a, h, after, dq, d_v, rest, n, per_channel, long, one)
         dq_t = multiply_add(spread(load(dy, j * n, one), long), conjugate(h_j), dq_t)
         store(after, at, long, h_j)
     store_part(dq, 0, rest, long, dq_t)
-
-
-@compile_inline
-def _step_back_for_k(dy, q, k, v, a, c, sums, dk, d_v, rest, n, per_channel, long, short, one):  # type: ignore[no-untyped-def]
-    """Take one step back as `_step_back` does, for dk and dv alone."""
-    q_t, k_t = conjugate(load_part(q, 0, rest, long)), conjugate(load_part(k, 0, rest, long))
-    a_t, dk_t = conjugate(_gates(a, rest, per_channel, long, one)), zeros(long)
-    for j in range(d_v):
-        at = j * width_of(long)
-        g = multiply_add(spread(load(dy, j * n, one), long), q_t, load(c, at, long))
-        dk_t = multiply_add(conjugate(spread(load(v, j * n, one), long)), g, dk_t)
-        store(c, at, long, a_t * g)
-        store(sums, j * width_of(short), short, folded(k_t * g))
-    store_part(dk, 0, rest, long, dk_t)
 
 
 @compile_inline
@@ -224,8 +216,11 @@ def forward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
 
 
 @cache
-def backward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
-    """Return the kernel for blocks of this many vectors of key channels; it compiles when first called."""
+def backward_kernel(number: str, is_complex: bool, vectors: int, with_gates: bool) -> Kernel:
+    """Return the kernel for blocks of this many vectors of key channels; it compiles when first called.
+
+    Unless `with_gates`, there is no da, all steps are one chunk, and of the kept states it reads the first.
+    """
     long, short = Lanes(number, vectors * WIDTH, is_complex), Lanes(number, WIDTH, is_complex)
     one = Lanes(number, 2 if is_complex else 1, is_complex)
     size, n, width = long.n_bytes, one.width, long.width
@@ -236,102 +231,54 @@ def backward_kernel(number: str, is_complex: bool, vectors: int) -> Kernel:
     ):  # fmt: skip
         columns, channels, n_kept = d_v * n, d_qk * n, (length + every - 1) // every
         state, sums = size * d_v * width, size * (d_v + WIDTH) * WIDTH
+        chunks, steps = (n_kept, every) if with_gates else (1, length)
+        tiles, next_tile = (every + 2, state) if with_gates else (1, 0)  # without gates, states and carry in turn
         for worker in range(share[0], share[1]):
-            c = scratch + worker * ((every + 2) * state + sums)
-            states, to_sum = c + state, c + (every + 2) * state
-            for job in range(worker, batch * heads, workers):
-                s, head = job // heads, job % heads
-                for block in range(0, channels, width):
-                    rest, in_block = channels - block, min(width, channels - block) // n
-                    offset = size * block
-                    entering = size * (job * d_qk + block // n) * columns
-                    fill(c, 2 * d_v * width, long)
-                    _turn(dlast + entering, columns, c, width, in_block, d_v, n, one)
-                    for m in range(n_kept - 1, -1, -1):
-                        first, stop = m * every, min(length, (m + 1) * every)
-                        at = kept + size * ((job * n_kept + m) * d_qk + block // n) * columns
-                        _turn(at, columns, states, width, in_block, d_v, n, one)
-                        for t in range(first, stop):
-                            per = per_channel * offset
-                            h = states + (t - first) * state
-                            _fetch(dy, s, t + _AHEAD, head, columns, size, short)
-                            _fetch(k, s, t + _AHEAD, head, channels, size, short)
-                            _fetch(v, s, t + _AHEAD, head, columns, size, short)
-                            _fetch(a, s, t + _AHEAD, head, n, size, short)
-                            _fetch(dq, s, t + _AHEAD, head, channels, size, short)
-                            _step_for_q(
-                                _row(dy, s, t, head, size), _row(k, s, t, head, size) + offset,
-                                _row(v, s, t, head, size), _row(a, s, t, head, size) + per, h, h + state,
-                                _row(dq, s, t, head, size) + offset, d_v, rest, n, per_channel, long, one,
-                            )  # fmt: skip
-                        for t in range(stop - 1, first - 1, -1):
-                            per = per_channel * offset
-                            _fetch(dy, s, t - _AHEAD, head, columns, size, short)
-                            _fetch(q, s, t - _AHEAD, head, channels, size, short)
-                            _fetch(dk, s, t - _AHEAD, head, channels, size, short)
-                            _fetch(dv, s, t - _AHEAD, head, columns, size, short)
-                            _step_back(
-                                _row(dy, s, t, head, size), _row(q, s, t, head, size) + offset,
-                                _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
-                                _row(a, s, t, head, size) + per, states + (t - first) * state, c, to_sum,
-                                _row(dk, s, t, head, size) + offset, _row(da, s, t, head, size) + per, d_v, rest, n,
-                                per_channel, block == 0, long, short, one,
-                            )  # fmt: skip
-                            _add_up(to_sum, _row(dv, s, t, head, size), d_v, n, block == 0, size, short)
-                    _turn(c, width, dstate + entering, columns, d_v, in_block, n, one)
-
-    return Kernel(backward)
-
-
-@cache
-def backward_kernel_without_gates(number: str, is_complex: bool, vectors: int) -> Kernel:
-    """Return the kernel for all gradients but da; of the kept states it reads the first."""
-    long, short = Lanes(number, vectors * WIDTH, is_complex), Lanes(number, WIDTH, is_complex)
-    one = Lanes(number, 2 if is_complex else 1, is_complex)
-    size, n, width = long.n_bytes, one.width, long.width
-
-    def backward(  # type: ignore[no-untyped-def]
-        dy, q, k, v, a, kept, dlast, dq, dk, dv, dstate, scratch, batch, length, heads, d_qk, d_v, per_channel, every,
-        workers, share,
-    ):  # fmt: skip
-        columns, channels, n_kept = d_v * n, d_qk * n, (length + every - 1) // every
-        tile, sums = size * d_v * width, size * (d_v + WIDTH) * WIDTH
-        for worker in range(share[0], share[1]):
-            c = scratch + worker * (tile + sums)
-            to_sum = c + tile
+            c = scratch + worker * (tiles * state + sums)
+            states, to_sum = c + next_tile, c + tiles * state
             for job in range(worker, batch * heads, workers):
                 s, head = job // heads, job % heads
                 for block in range(0, channels, width):
                     rest, in_block = channels - block, min(width, channels - block) // n
                     offset, per = size * block, per_channel * size * block
                     entering = size * (job * d_qk + block // n) * columns
-                    fill(c, d_v * width, long)
-                    at = kept + size * (job * n_kept * d_qk + block // n) * columns
-                    _turn(at, columns, c, width, in_block, d_v, n, one)
-                    for t in range(length):
-                        _fetch(dy, s, t + _AHEAD, head, columns, size, short)
-                        _fetch(k, s, t + _AHEAD, head, channels, size, short)
-                        _fetch(v, s, t + _AHEAD, head, columns, size, short)
-                        _fetch(dq, s, t + _AHEAD, head, channels, size, short)
-                        _step_for_q(
-                            _row(dy, s, t, head, size), _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
-                            _row(a, s, t, head, size) + per, c, c, _row(dq, s, t, head, size) + offset, d_v, rest, n,
-                            per_channel, long, one,
-                        )  # fmt: skip
-                    fill(c, d_v * width, long)
-                    _turn(dlast + entering, columns, c, width, in_block, d_v, n, one)
-                    for t in range(length - 1, -1, -1):
-                        for tensor in (dy, v, dv):
-                            _fetch(tensor, s, t - _AHEAD, head, columns, size, short)
-                        for tensor in (q, k, dk):
-                            _fetch(tensor, s, t - _AHEAD, head, channels, size, short)
-                        _step_back_for_k(
-                            _row(dy, s, t, head, size), _row(q, s, t, head, size) + offset,
-                            _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
-                            _row(a, s, t, head, size) + per, c, to_sum, _row(dk, s, t, head, size) + offset, d_v, rest,
-                            n, per_channel, long, short, one,
-                        )  # fmt: skip
-                        _add_up(to_sum, _row(dv, s, t, head, size), d_v, n, block == 0, size, short)
+                    fill(states, d_v * width, long)
+                    for m in range(chunks - 1, -1, -1):
+                        first, stop = m * steps, min(length, (m + 1) * steps)
+                        at = kept + size * ((job * n_kept + m) * d_qk + block // n) * columns
+                        _turn(at, columns, states, width, in_block, d_v, n, one)
+                        for t in range(first, stop):
+                            h = states + (t - first) * next_tile
+                            _fetch(dy, s, t + _AHEAD, head, columns, size, short)
+                            _fetch(k, s, t + _AHEAD, head, channels, size, short)
+                            _fetch(v, s, t + _AHEAD, head, columns, size, short)
+                            if with_gates:
+                                _fetch(a, s, t + _AHEAD, head, n, size, short)
+                            _fetch(dq, s, t + _AHEAD, head, channels, size, short)
+                            _step_for_q(
+                                _row(dy, s, t, head, size), _row(k, s, t, head, size) + offset,
+                                _row(v, s, t, head, size), _row(a, s, t, head, size) + per, h, h + next_tile,
+                                _row(dq, s, t, head, size) + offset, d_v, rest, n, per_channel, long, one,
+                            )  # fmt: skip
+                        if m == chunks - 1:
+                            fill(c, d_v * width, long)
+                            _turn(dlast + entering, columns, c, width, in_block, d_v, n, one)
+                        for t in range(stop - 1, first - 1, -1):
+                            _fetch(dy, s, t - _AHEAD, head, columns, size, short)
+                            _fetch(q, s, t - _AHEAD, head, channels, size, short)
+                            if not with_gates:
+                                _fetch(k, s, t - _AHEAD, head, channels, size, short)
+                                _fetch(v, s, t - _AHEAD, head, columns, size, short)
+                            _fetch(dk, s, t - _AHEAD, head, channels, size, short)
+                            _fetch(dv, s, t - _AHEAD, head, columns, size, short)
+                            _step_back(
+                                _row(dy, s, t, head, size), _row(q, s, t, head, size) + offset,
+                                _row(k, s, t, head, size) + offset, _row(v, s, t, head, size),
+                                _row(a, s, t, head, size) + per, states + (t - first) * next_tile, c, to_sum,
+                                _row(dk, s, t, head, size) + offset, _row(da, s, t, head, size) + per, d_v, rest, n,
+                                per_channel, block == 0, with_gates, long, short, one,
+                            )  # fmt: skip
+                            _add_up(to_sum, _row(dv, s, t, head, size), d_v, n, block == 0, size, short)
                     _turn(c, width, dstate + entering, columns, d_v, in_block, n, one)
 
     return Kernel(backward)
