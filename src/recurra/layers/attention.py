@@ -55,10 +55,7 @@ class AttentionWindow:
 
     def masked(self, n_queries: int, n_keys: int, device: torch.device) -> Bool[Tensor, "n_queries n_keys"]:
         """Mark the keys that a query must not see; the queries are the last `n_queries` of the keys' steps."""
-        query = torch.arange(n_keys - n_queries, n_keys, device=device)
-        distance = query[:, None] - torch.arange(n_keys, device=device)
-        future = distance < 0
-        return future | (distance >= self.mem_len) if self.same_length else future
+        return ~visible_steps(n_queries, n_keys, self.mem_len if self.same_length else None, device)
 
 
 _MOST_ROWS = 65_535  # in a call: some of torch's kernels on a GPU number them in a dimension that has no more
