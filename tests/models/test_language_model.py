@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from recurra.mixers.gateloop import GateLoop
 from recurra.mixers.relative_attention import RelativeAttention
-from recurra.models.language_model import Block, LanguageModel, LanguageModelConfig, MixerBlock, NormAfterBlock
+from recurra.models.language_model import Block, LanguageModel, LanguageModelConfig, MixerBlock
 
 
 def small(**options) -> LanguageModelConfig:
@@ -55,7 +55,7 @@ def test_blocks_of_time_mixing_alone():
 def test_norms_after_the_layers_and_of_the_stream():
     torch.manual_seed(0)
     model, tokens = LanguageModel(small(norm_place=["after", "before"])).double(), torch.randint(7, (2, 5))
-    assert [type(block) for block in model.blocks] == [NormAfterBlock, Block]
+    assert [block.norm_place for block in model.blocks] == ["after", "before"]
     first, second = model.blocks
     x = model.embedding(tokens)
     x = x + first.norm_mixing(first.mixer(x)[0])

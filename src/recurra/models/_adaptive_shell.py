@@ -25,13 +25,24 @@ from recurra.models.shell import LanguageModelShell, require_layers
 from recurra.state import Ragged, require_streams
 
 
-class _TransformerXLBlock(nn.Module):
-    """The parts: attention, a feed-forward network with ReLU, and a norm and a dropout for each."""
+class TransformerXLBlock(nn.Module):
+    """Attention and a feed-forward network with ReLU, with a norm and a dropout for each.
 
-    def __init__(self, attention: nn.Module, d_channel_mixing: int, make_dropout: Callable[[], nn.Module]) -> None:
+    Args:
+        attention: `(x, state) -> (y, state)`.
+        d_channel_mixing: hidden channels of the feed-forward network.
+        make_dropout: makes each dropout.
+        norm: the norms' place, one of `_NORMS`. "pre in attention" has a memory of x itself (the published
+            `pre_lnorm`): the attention applies the norm to memory and segment together, so that the norm's weights get
+            gradients from both.
+    """
+
+    def __init__(
+        self, attention: nn.Module, d_channel_mixing: int, make_dropout: Callable[[], nn.Module], norm: str
+    ) -> None:
         super().__init__()
         d_model = cast(int, attention.d_model)
-        self.attention = attention
+        self.attention, self._norm = attention, norm
         self.dropout = make_dropout()
         self.norm_attention = nn.LayerNorm(d_model)
         self.feed_forward = nn.Sequential(
@@ -43,48 +54,24 @@ class _TransformerXLBlock(nn.Module):
         )
         self.norm_feed_forward = nn.LayerNorm(d_model)
 
-
-class _PostNormBlock(_TransformerXLBlock):
-    """x = LayerNorm(x + Attention(x)); x = LayerNorm(x + FFN(x)) (Transformer-XL, section 3.3)."""
-
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Any
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        attended, state = self.attention(x, state, **shared)
-        x = self.norm_attention(x + self.dropout(attended))
-        return self.norm_feed_forward(x + self.feed_forward(x)), state
-
-
-class _PreNormBlock(_TransformerXLBlock):
-    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x))."""
-
-    def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        attended, state = self.attention(self.norm_attention(x), state, **shared)
+        entering = self.norm_attention(x) if self._norm == "pre" else x
+        if self._norm == "pre in attention":
+            shared["norm"] = self.norm_attention
+        attended, state = self.attention(entering, state, **shared)
         x = x + self.dropout(attended)
+        if self._norm == "post":
+            x = self.norm_attention(x)
+            return self.norm_feed_forward(x + self.feed_forward(x)), state
         return x + self.feed_forward(self.norm_feed_forward(x)), state
 
 
-class PreNormMemoryBlock(_TransformerXLBlock):
-    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with a memory of x (the published `pre_lnorm`).
-
-    The attention applies the norm to memory and segment together, so that the norm's weights get gradients from both.
-    """
-
-    def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        attended, state = self.attention(x, state, norm=self.norm_attention, **shared)
-        x = x + self.dropout(attended)
-        return x + self.feed_forward(self.norm_feed_forward(x)), state
-
-
-_TRANSFORMER_XL_BLOCKS: dict[str, type[_PostNormBlock] | type[_PreNormBlock]] = {
-    "post": _PostNormBlock,
-    "pre": _PreNormBlock,
+_NORMS = {
+    "post": "x = LayerNorm(x + Attention(x)); x = LayerNorm(x + FFN(x)) (Transformer-XL, section 3.3)",
+    "pre": "x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x))",
 }
-"""The blocks by the place of their norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +139,7 @@ class TransformerConfig(ModelConfig):
             attention_dropout=self.attention_dropout,
             embedding_dropout=self.embedding_dropout,
         )
-        choose("norm", _TRANSFORMER_XL_BLOCKS, self.norm)
+        choose("norm", _NORMS, self.norm)
         choose("dropout_over_time", DROPOUTS, self.dropout_over_time)
         if self.segment_length is not None:
             AttentionWindow(self.segment_length, mem_len=0)
@@ -267,8 +254,10 @@ def make_dropout(config: TransformerConfig, p: float | None = None) -> nn.Module
     return DROPOUTS[config.dropout_over_time](config.dropout if p is None else p)
 
 
-def make_block(config: TransformerConfig, attention: Mixer) -> nn.Module:
-    return _TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: make_dropout(config))
+def make_block(config: TransformerConfig, attention: Mixer, norm: str | None = None) -> nn.Module:
+    return TransformerXLBlock(
+        attention, config.d_channel_mixing, lambda: make_dropout(config), config.norm if norm is None else norm
+    )
 
 
 def initialise(module: nn.Module) -> None:

@@ -26,12 +26,17 @@ from recurra.state import Ragged, require_streams
 class MixerBlock(nn.Module):
     """x = x + TimeMixing(norm(x)). Pre-norm is our choice; the paper leaves it open.
 
+    A `norm_place` of "after" makes this x = x + norm(TimeMixing(x)), as in OLMo 2 (arXiv 2501.00656, section 3.2), and
+    "stream" makes it x = norm(x); x = x + TimeMixing(x), as in MiniMax-01 (arXiv 2501.08313).
+
     Args:
         mixer: the time mixing layer, `(x, state) -> (y, state)`.
         norm: the norm before it.
         dropout: probability of dropping a channel of what the block adds to x.
         scale: what that is multiplied by.
     """
+
+    norm_place = "before"
 
     def __init__(self, mixer: Mixer, norm: nn.Module, dropout: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
@@ -66,11 +71,12 @@ class MixerBlock(nn.Module):
 
     def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and a layer's input."""
-        return x, norm(x)
+        entering = x if self.norm_place == "after" else norm(x)
+        return entering if self.norm_place == "stream" else x, entering
 
     def _leave(self, norm: nn.Module, mixed: Tensor) -> Tensor:
         """Return what a layer adds to the stream."""
-        added: Tensor = self.dropout(mixed)
+        added: Tensor = self.dropout(norm(mixed) if self.norm_place == "after" else mixed)
         return added
 
     def _mix_channels(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
@@ -79,6 +85,10 @@ class MixerBlock(nn.Module):
     @torch.no_grad()
     def scale_outputs(self, scale: float) -> None:
         """Multiply the weights that write to the residual stream; used only for initialisation."""
+        if self.norm_place == "after":  # the norms' weights alone set the scale
+            for norm in (self.norm_mixing, self.norm_feed_forward):
+                norm.weight.mul_(scale)  # type: ignore[operator, union-attr]
+            return
         feed_forward = getattr(self, "feed_forward", None)
         for part in (self.mixer, feed_forward, getattr(feed_forward, "shared", None)):
             projection = getattr(part, "output_projection", None)
@@ -107,52 +117,11 @@ class Block(MixerBlock):
 
     def _mix_channels(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
         stream, entering = self._enter(self.norm_feed_forward, x)
-        return stream + self._leave(self.norm_feed_forward, self._call_network(entering, routing, mask))
-
-    def _call_network(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
-        mixed: Tensor = self.feed_forward(x)
-        return mixed
+        options = (routing, mask) if isinstance(self.feed_forward, MixtureOfExperts) else ()
+        return stream + self._leave(self.norm_feed_forward, self.feed_forward(entering, *options))
 
 
-class NormAfterBlock(Block):
-    """x = x + norm(TimeMixing(x)); x = x + norm(FFN(x)), as in OLMo 2 (arXiv 2501.00656, section 3.2)."""
-
-    def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
-
-    def _leave(self, norm: nn.Module, mixed: Tensor) -> Tensor:
-        return super()._leave(norm, norm(mixed))
-
-    @torch.no_grad()
-    def scale_outputs(self, scale: float) -> None:
-        """Multiply the norms' weights, which alone set the scale of the outputs."""
-        for norm in (self.norm_mixing, self.norm_feed_forward):
-            norm.weight.mul_(scale)  # type: ignore[operator]
-
-
-class _NormedStreamBlock(Block):
-    """x = norm(x); x = x + TimeMixing(x); x = norm(x); x = x + FFN(x), as in MiniMax-01 (arXiv 2501.08313)."""
-
-    def _enter(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = norm(x)
-        return x, x
-
-
-class _ExpertsBlock(Block):
-    """The same as `Block` with a mixture of experts."""
-
-    def _call_network(self, x: Tensor, routing: list[Routing] | None, mask: Tensor | None) -> Tensor:
-        mixed: Tensor = self.feed_forward(x, routing, mask)
-        return mixed
-
-
-class _NormedStreamExpertsBlock(_ExpertsBlock, _NormedStreamBlock):
-    """Norms of the stream, and a mixture of experts."""
-
-
-_BLOCKS: dict[str, type[Block]] = {"before": Block, "after": NormAfterBlock, "stream": _NormedStreamBlock}
-"""With dense feed-forward networks, by the place of the norms."""
-_EXPERTS_BLOCKS: dict[str, type[Block]] = {"before": _ExpertsBlock, "stream": _NormedStreamExpertsBlock}
+_NORM_PLACES = ("before", "after", "stream")
 
 
 _EXPERT_OPTIONS = {
@@ -249,9 +218,10 @@ class LanguageModelConfig(ModelConfig):
         pairs = [(networks, places)] if is_one else list(zip(self.feed_forwards, self.norm_places))
         for name, place in pairs:
             choose("feed_forward", {**FEED_FORWARDS, "none": None}, name)
-            choose("norm_place", _BLOCKS, place)
+            choose("norm_place", dict.fromkeys(_NORM_PLACES), place)
             has_network = self.d_channel_mixing > 0 and name != "none"
-            places = [*(_EXPERTS_BLOCKS if name == "mixture-of-experts" else _BLOCKS)] if has_network else ["before"]
+            places = ["before", "stream"] if name == "mixture-of-experts" else list(_NORM_PLACES)
+            places = places if has_network else ["before"]
             expected = " or ".join(map(repr, places)) + f" with {name if has_network else 'no feed-forward network'}"
             require(place in places, "norm_place", place, expected)
         names = [name for name, _ in pairs]
@@ -373,7 +343,7 @@ class LanguageModel(LanguageModelShell):
         for number, block in enumerate(self.blocks):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
-            if isinstance(block, _ExpertsBlock):
+            if isinstance(getattr(block, "feed_forward", None), MixtureOfExperts):
                 return f"block {number} chooses experts, and what it computes depends on the numbers in it"
         return ""
 
@@ -408,8 +378,9 @@ def _block(mixer: Mixer, feed_forward: str, place: str, config: LanguageModelCon
     is_mixture = kind is MixtureOfExperts
     options = config.feed_forward_options if is_mixture else {}
     network = kind(config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases, **options)
-    block = (_EXPERTS_BLOCKS if is_mixture else _BLOCKS)[place]
-    return block(mixer, _norm(config, mixer), network, _norm(config), *added)
+    block = Block(mixer, _norm(config, mixer), network, _norm(config), *added)
+    block.norm_place = place
+    return block
 
 
 def _initialise(module: nn.Module) -> None:

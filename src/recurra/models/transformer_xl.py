@@ -15,7 +15,6 @@ from recurra.mixers.relative_attention import (
 )
 from recurra.models._adaptive_shell import (
     EncodedShell,
-    PreNormMemoryBlock,
     TransformerConfig,
     initialise,
     make_block,
@@ -125,5 +124,4 @@ def _make_block(config: TransformerXLConfig) -> nn.Module:
     }
     if config.norm == "post":
         return make_block(config, RelativeAttention(config.d_model, **options))
-    attention = PreNormRelativeAttention(config.d_model, **options)
-    return PreNormMemoryBlock(attention, config.d_channel_mixing, lambda: make_dropout(config))
+    return make_block(config, PreNormRelativeAttention(config.d_model, **options), "pre in attention")
