@@ -16,8 +16,10 @@ import sys
 import torch
 from recurra.decoding.linear import PANEL, QUAD
 from recurra.decoding._products import _HAS_PAIRS, _PER_PRODUCT, PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
-from recurra.decoding._tiles import EXPANDED_BYTES, bfloat16_two, expand, expanded_four, int4_two, int8_two
+from recurra.decoding._tiles import BFLOAT16, EXPANDED_BYTES, INT8, expand, expanded_four, int4_two
 from recurra.ops._toolkit.launch import compile_function
+
+int8_two, bfloat16_two = INT8[-2], BFLOAT16[-2]
 
 @compile_function
 def int8(w, x, n_in, records, sums):

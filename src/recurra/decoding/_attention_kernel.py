@@ -18,20 +18,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.decoding._codes import encode, load_bytes
-from recurra.decoding._products import spread_number
-from recurra.decoding._tiles import has_wide_registers, number, quotient, word
+from recurra.decoding._tiles import number, word
 from recurra.layers.positions import phases
 from recurra.ops._toolkit.launch import Apart, compile_inline, compile_part
-from recurra.ops._toolkit.vector_math import exp, largest, maximum, write
+from recurra.ops._toolkit.vector_math import divide, exp, largest, maximum, write
 from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
     Vector,
+    compiles_for,
     load,
     load_part,
     multiply_add,
     prefetch,
+    shuffle,
     spread,
+    spread_number,
     store,
     store_part,
     total,
@@ -74,8 +76,8 @@ def _turned(typing_context: Any, x: Any, cosines: Any, sines: Any) -> Any:
     """Turn pairs of neighbours."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        swapped = ir.Constant(ir.VectorType(ir.IntType(32), x.width), [lane ^ 1 for lane in range(x.width)])
-        crossed = builder.fmul(builder.shuffle_vector(args[0], args[0], swapped), args[2])
+        swapped = shuffle(builder, args[0], args[0], [lane ^ 1 for lane in range(x.width)])
+        crossed = builder.fmul(swapped, args[2])
         return write("multiply_add", builder, args[0], args[1], crossed)
 
     return x(x, cosines, sines), generate
@@ -89,10 +91,9 @@ def _dot(typing_context: Any, address: Any, index: Any, x: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         at, found = builder.add(args[0], builder.mul(args[1], ir.Constant(args[1].type, 4))), None
         for first in range(0, x.width, WIDTH):
-            lanes = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), list(range(first, first + WIDTH)))
             place = builder.add(at, ir.Constant(at.type, 4 * first))
             factor = builder.load(builder.inttoptr(place, kind.ir.as_pointer()), align=4)
-            part = builder.shuffle_vector(args[2], args[2], lanes)
+            part = shuffle(builder, args[2], args[2], list(range(first, first + WIDTH)))
             more = () if found is None else (found,)
             found = write("multiply_add" if more else "mul", builder, factor, part, *more)
         return found
@@ -102,7 +103,7 @@ def _dot(typing_context: Any, address: Any, index: Any, x: Any) -> Any:
 
 def _mix_of(n_queries: int, is_int8: bool) -> Callable[..., None]:
     """Make the intrinsic for as many queries, whose weights lie a block apart."""
-    columns = 4 if has_wide_registers() else 1
+    columns = 4 if compiles_for("avx512f") else 1
 
     @intrinsic
     def mix(typing_context: Any, mixed: Any, pitch: Any, weights: Any, values: Any, step: Any, count: Any) -> Any:
@@ -265,7 +266,7 @@ def _begin(scratch, shared, wide):  # type: ignore[no-untyped-def]
         store(scratch + 4 * wide * shared, i, _FLOATS, zeros(_FLOATS))
     for s in range(shared):
         store(sums, s, _ONE, zeros(_ONE))
-        store(sums, shared + s, _ONE, zeros(_ONE) - quotient(number(1, _ONE), zeros(_ONE)))
+        store(sums, shared + s, _ONE, zeros(_ONE) - divide(number(1, _ONE), zeros(_ONE)))
 
 
 @compile_part
@@ -306,7 +307,7 @@ def _finish(out, scratch, shared, d, wide):  # type: ignore[no-untyped-def]
     mixed, sums = scratch + 4 * wide * shared, scratch + 4 * (2 * wide + BLOCK) * shared
     for s in range(shared):
         for i in range(0, d, WIDTH):
-            value = quotient(load(mixed, s * wide + i, _FLOATS), spread(load(sums, s, _ONE), _FLOATS))
+            value = divide(load(mixed, s * wide + i, _FLOATS), spread(load(sums, s, _ONE), _FLOATS))
             store_part(out, s * d + i, d - i, _FLOATS, value)
 
 

@@ -7,9 +7,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from recurra.decoding._tiles import number, quotient, real
+from recurra.decoding._tiles import number, real
 from recurra.ops._toolkit.launch import compile_part
-from recurra.ops._toolkit.vector_math import largest, maximum
+from recurra.ops._toolkit.vector_math import divide, largest, maximum
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, call_llvm, load, load_part, spread, store, zeros
 
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
@@ -64,8 +64,8 @@ def encode(at, x, n, wide, is_int8):  # type: ignore[no-untyped-def]
     peak, most = largest(peaks), number(127 if is_int8 else 32767, _ONE)
     scale = at + wide * (1 if is_int8 else 2)
     store(scale, 0, _ONE, peak)
-    factor = spread(quotient(most, peak) if real(scale, 0) > _SMALLEST else zeros(_ONE), _FLOATS)
-    store(scale, 0, _ONE, quotient(peak, most))
+    factor = spread(divide(most, peak) if real(scale, 0) > _SMALLEST else zeros(_ONE), _FLOATS)
+    store(scale, 0, _ONE, divide(peak, most))
     for i in range(0, n, WIDTH):
         code = (load(x, i, _FLOATS) if i + WIDTH <= n else load_part(x, i, n - i, _FLOATS)) * factor
         if is_int8:

@@ -16,29 +16,33 @@ from numba.extending import intrinsic
 from recurra.decoding._instructions import KINDS
 from recurra.decoding._products import PAIRS_RECORD, RECORD, round_inputs, round_to_pairs
 from recurra.decoding._tiles import (
+    BFLOAT16,
     EXPANDED_BYTES,
-    bfloat16_four,
-    bfloat16_one,
-    bfloat16_six,
-    bfloat16_six_of_many,
-    bfloat16_two,
+    INT8,
     expand,
     expanded_four,
     expanded_six,
-    has_wide_registers,
     int4_one,
     int4_two,
-    int8_four,
-    int8_one,
-    int8_six,
-    int8_six_of_many,
-    int8_two,
 )
 from recurra.decoding.linear import BLOCK, BLOCK_BYTES, PAIR, PANEL, QUAD
 from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_inline, compile_part
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, store, total, zeros
+from recurra.ops._toolkit.vector_math import write
+from recurra.ops._toolkit.vectors import (
+    WIDTH,
+    Lanes,
+    Vector,
+    compiles_for,
+    fetch,
+    load,
+    multiply_add,
+    prefetch,
+    store,
+    total,
+    zeros,
+)
 
-ROWS, AT_ONCE = 2, 4 if has_wide_registers() else 1
+ROWS, AT_ONCE = 2, 4 if compiles_for("avx512f") else 1
 """Rows of a tile, and how many of the four sums it has in flight."""
 
 
@@ -63,8 +67,6 @@ def _generate(builder: ir.IRBuilder, n_vectors: int, in_flight: int, stride: int
     w_at, x_at = _places(builder, w, w_step, 2 * ROWS), _places(builder, x, x_step, n_vectors)
     sums_at = _places(builder, sums, ir.Constant(sums.type, n_bytes), in_flight * ROWS * n_vectors)
     held = [cgutils.alloca_once_value(builder, _load(builder, at)) for at in sums_at]  # registers, to LLVM
-    function = ir.FunctionType(kind, [kind] * 3)
-    fused = cgutils.get_or_insert_function(builder.module, function, f"llvm.fmuladd.v{WIDTH}f32")
     with cgutils.for_range(builder, count) as loop:
         for number in range(in_flight):
             offset = builder.mul(loop.index, ir.Constant(loop.index.type, n_bytes * stride))
@@ -75,7 +77,7 @@ def _generate(builder: ir.IRBuilder, n_vectors: int, in_flight: int, stride: int
                 fetch(builder, builder.add(w_at[row + ROWS], offset))
                 for vector, factor in enumerate(numbers):
                     place = held[(number * ROWS + row) * n_vectors + vector]
-                    builder.store(builder.call(fused, [weights, factor, builder.load(place)]), place)
+                    builder.store(write("multiply_add", builder, weights, factor, builder.load(place)), place)
     for at, place in zip(sums_at, held):
         builder.store(builder.load(place), builder.inttoptr(at, kind.as_pointer()), align=4)
 
@@ -230,50 +232,30 @@ def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-unt
         store(sums, PANEL * vector, _WIDE, zeros(_WIDE))
 
 
-@compile_part
-def _tiles_of_bfloat16(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
-    """Multiply `count` pairs by the records of all vectors."""
-    done = 0
-    while done < vectors:
-        left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
-        if left >= 6 and left != 8:  # twice 4 rather than 6 and 2
-            if vectors > _MANY:
-                bfloat16_six_of_many(w, x_at, x_step, sums_at, count, ahead + _LINE * count * min(done // 6, 3))
-            else:
-                bfloat16_six(w, x_at, x_step, sums_at, count, ahead)
-            done += 6
-        elif left >= 4:
-            bfloat16_four(w, x_at, x_step, sums_at, count, ahead)
-            done += 4
-        elif left >= 2:
-            bfloat16_two(w, x_at, x_step, sums_at, count, ahead)
-            done += 2
-        else:
-            bfloat16_one(w, x_at, x_step, sums_at, count, ahead)
-            done += 1
+def _tiles_of(six_of_many: Any, six: Any, four: Any, two: Any, one: Any) -> Any:
+    """Make what multiplies `count` pairs (bfloat16) or quads (int8) by the records of all vectors."""
 
-
-@compile_part
-def _tiles_of_int8(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
-    """Multiply `count` quads by the records of all vectors."""
-    done = 0
-    while done < vectors:
-        left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
-        if left >= 6 and left != 8:  # twice 4 rather than 6 and 2
-            if vectors > _MANY:
-                int8_six_of_many(w, x_at, x_step, sums_at, count, ahead + _LINE * count * min(done // 6, 3))
+    def multiply(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
+        done = 0
+        while done < vectors:
+            left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
+            if left >= 6 and left != 8:  # twice 4 rather than 6 and 2
+                if vectors > _MANY:
+                    six_of_many(w, x_at, x_step, sums_at, count, ahead + _LINE * count * min(done // 6, 3))
+                else:
+                    six(w, x_at, x_step, sums_at, count, ahead)
+                done += 6
+            elif left >= 4:
+                four(w, x_at, x_step, sums_at, count, ahead)
+                done += 4
+            elif left >= 2:
+                two(w, x_at, x_step, sums_at, count, ahead)
+                done += 2
             else:
-                int8_six(w, x_at, x_step, sums_at, count, ahead)
-            done += 6
-        elif left >= 4:
-            int8_four(w, x_at, x_step, sums_at, count, ahead)
-            done += 4
-        elif left >= 2:
-            int8_two(w, x_at, x_step, sums_at, count, ahead)
-            done += 2
-        else:
-            int8_one(w, x_at, x_step, sums_at, count, ahead)
-            done += 1
+                one(w, x_at, x_step, sums_at, count, ahead)
+                done += 1
+
+    return compile_part(multiply)
 
 
 @compile_part
@@ -319,8 +301,8 @@ def _panels(rounded: Any, tiles: Any, length: int, size: int, record: int) -> An
     return compile_part(multiply)
 
 
-_bfloat16 = _panels(round_to_pairs, _tiles_of_bfloat16, PAIR, 2 * PAIR * PANEL, PAIRS_RECORD)
-_int8 = _panels(round_inputs, _tiles_of_int8, QUAD, QUAD * PANEL, RECORD)
+_bfloat16 = _panels(round_to_pairs, _tiles_of(*BFLOAT16), PAIR, 2 * PAIR * PANEL, PAIRS_RECORD)
+_int8 = _panels(round_inputs, _tiles_of(*INT8), QUAD, QUAD * PANEL, RECORD)
 _int4 = _panels(round_inputs, _tiles_of_int4, BLOCK, BLOCK_BYTES, RECORD)
 
 

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import llvmlite.binding
-import numba
 from jaxtyping import Float
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +13,18 @@ from torch.nn import functional
 from recurra.decoding.linear import BLOCK
 from recurra.ops._toolkit.launch import compile_part
 from recurra.ops._toolkit.vector_math import write
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, load_part, store
+from recurra.ops._toolkit.vectors import (
+    WIDTH,
+    Lanes,
+    all_of,
+    call_llvm,
+    compiles_for,
+    load,
+    load_part,
+    shuffle,
+    spread_number,
+    store,
+)
 
 # --- sums of products of bytes: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them ---
 #
@@ -36,36 +44,12 @@ _FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, WIDTH)
 
 
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-def _has(*features: str) -> bool:
-    """Tell whether kernels are compiled for one of these."""
-    chosen = numba.config.CPU_FEATURES
-    if chosen is None and numba.config.CPU_NAME is None:
-        return any(llvmlite.binding.get_host_cpu_features().get(name) for name in features)
-    return any(f"+{name}" in (chosen or "").split(",") for name in features)
-
-
-_PER_PRODUCT = WIDTH if _has("avx512vnni") else WIDTH // 2 if _has("avxvnni") else 0
+_PER_PRODUCT = WIDTH if compiles_for("avx512vnni") else WIDTH // 2 if compiles_for("avxvnni") else 0
 """Outputs of one VNNI instruction; 0 without."""
 QUAD_BYTES = 4 if _PER_PRODUCT else 8
 """Room that 4 inputs take."""
 SIGNED_OFFSET = 128 if _PER_PRODUCT else 0
 """VNNI multiplies weights without a sign: signed ones are this much too large in its sums."""
-
-
-def spread_number(builder: ir.IRBuilder, number: ir.Value, kind: ir.VectorType) -> ir.Value:
-    """Copy a number into every place of a vector."""
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, _I32(0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count))
-
-
-def all_of(kind: ir.VectorType, value: float) -> ir.Constant:
-    """A vector of one number."""
-    return ir.Constant(kind, [value] * kind.count)
 
 
 def offset(builder: ir.IRBuilder, weights: ir.Value) -> ir.Value:
@@ -94,20 +78,19 @@ def products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Value],
 def _by_vnni(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
     width = _PER_PRODUCT
     kind = ir.VectorType(_I32, width)
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
     parts = []
     for first in range(0, WIDTH, width):
-        lanes = ir.Constant(kind, list(range(first, first + width)))
-        parts.append(builder.call(function, [builder.shuffle_vector(v, v, lanes) for v in (sums, weights, inputs)]))
-    return parts[0] if len(parts) == 1 else builder.shuffle_vector(*parts, ir.Constant(WORDS, list(range(WIDTH))))
+        lanes = list(range(first, first + width))
+        three = (shuffle(builder, vector, vector, lanes) for vector in (sums, weights, inputs))
+        parts.append(call_llvm(builder, f"x86.avx512.vpdpbusd.{32 * width}", kind, *three))
+    return parts[0] if len(parts) == 1 else shuffle(builder, parts[0], parts[1], list(range(WIDTH)))
 
 
 def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
     """Let LLVM find the instruction that multiplies 16 bits and adds neighbours."""
     wide = ir.VectorType(_I32, 2 * WIDTH)
     whole = builder.mul(builder.sext(weights, wide), builder.sext(builder.bitcast(inputs, HALVES), wide))
-    even, odd = (builder.shuffle_vector(whole, whole, ir.Constant(WORDS, list(range(i, 2 * WIDTH, 2)))) for i in (0, 1))
+    even, odd = (shuffle(builder, whole, whole, list(range(i, 2 * WIDTH, 2))) for i in (0, 1))
     return builder.add(sums, builder.add(even, odd))
 
 
@@ -116,7 +99,7 @@ def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: 
 # Without the instruction, both halves become float32, and so are the inputs in memory (`PAIR_BYTES` for 2 of them).
 
 
-_HAS_PAIRS = _has("avx512bf16")
+_HAS_PAIRS = compiles_for("avx512bf16")
 PAIR_BYTES = 4 if _HAS_PAIRS else 8
 """Room that 2 inputs take."""
 
@@ -134,7 +117,7 @@ def pair_products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Va
     if _HAS_PAIRS:
         word = builder.load(builder.inttoptr(inputs, _I32.as_pointer()), align=4)
         both = spread_number(builder, word, WORDS)
-        return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, weights[0], both)
+        return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, weights[0], both)
     for number, part in enumerate(weights):
         at = builder.add(inputs, ir.Constant(inputs.type, 4 * number))
         one = builder.load(builder.inttoptr(at, _FLOAT.as_pointer()), align=4)
@@ -175,7 +158,7 @@ def _take_block(builder: ir.IRBuilder, x: ir.Value, count: ir.Value) -> list[ir.
     for first in range(0, BLOCK, WIDTH):
         mask = builder.icmp_signed("<", ir.Constant(WORDS, list(range(first, first + WIDTH))), left)
         at = builder.inttoptr(builder.add(x, ir.Constant(x.type, 4 * first)), _FLOATS.as_pointer())
-        loaded = _call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, at, _I32(4), mask, all_of(_FLOATS, 0.0))
+        loaded = call_llvm(builder, "masked.load.v16f32.p0", _FLOATS, at, _I32(4), mask, all_of(_FLOATS, 0.0))
         parts.append(loaded)
     return parts
 
@@ -184,8 +167,8 @@ def _largest_of(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
     """The largest size of a block's numbers, NaN if one is NaN: without signs, they are in the order of their bits."""
     sizes = [builder.and_(builder.bitcast(part, WORDS), all_of(WORDS, 0x7FFFFFFF)) for part in parts]
     while len(sizes) > 1:
-        sizes = [_call(builder, "llvm.smax.v16i32", WORDS, *pair) for pair in zip(sizes[::2], sizes[1::2])]
-    return builder.bitcast(_call(builder, "llvm.vector.reduce.smax.v16i32", _I32, sizes[0]), _FLOAT)
+        sizes = [call_llvm(builder, "smax.v16i32", WORDS, *pair) for pair in zip(sizes[::2], sizes[1::2])]
+    return builder.bitcast(call_llvm(builder, "vector.reduce.smax.v16i32", _I32, sizes[0]), _FLOAT)
 
 
 def _put(builder: ir.IRBuilder, record: ir.Value, offset: int, value: ir.Value) -> None:
@@ -199,8 +182,7 @@ def _put_codes(builder: ir.IRBuilder, record: ir.Value, first: int, codes: ir.Va
     if QUAD_BYTES == 8:
         order = [quad + place for quad in range(0, WIDTH, 4) for place in (0, 2, 1, 3)]
     narrow = ir.VectorType(ir.IntType(2 * QUAD_BYTES), WIDTH)
-    ordered = builder.shuffle_vector(codes, codes, ir.Constant(WORDS, order))
-    _put(builder, record, first // 4 * QUAD_BYTES, builder.trunc(ordered, narrow))
+    _put(builder, record, first // 4 * QUAD_BYTES, builder.trunc(shuffle(builder, codes, codes, order), narrow))
 
 
 @intrinsic
@@ -217,7 +199,7 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
         _put(builder, args[2], SCALE, builder.select(is_finite, scale, _FLOAT(float("nan"))))
         factors, sums = spread_number(builder, factor, _FLOATS), []
         for number, part in enumerate(parts):
-            whole = _call(builder, "llvm.rint.v16f32", _FLOATS, builder.fmul(part, factors))
+            whole = call_llvm(builder, "rint.v16f32", _FLOATS, builder.fmul(part, factors))
             for comparison, bound in (("<", _LARGEST), (">", -_LARGEST)):  # an integer even where it is NaN
                 is_within = builder.fcmp_ordered(comparison, whole, all_of(_FLOATS, bound))
                 whole = builder.select(is_within, whole, all_of(_FLOATS, bound))
@@ -226,7 +208,7 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
             sums.append(codes)
         while len(sums) > 1:
             sums = [builder.add(*pair) for pair in zip(sums[::2], sums[1::2])]
-        total = _call(builder, "llvm.vector.reduce.add.v16i32", _I32, sums[0])
+        total = call_llvm(builder, "vector.reduce.add.v16i32", _I32, sums[0])
         _put(builder, args[2], START, builder.mul(total, _I32(-SIGNED_OFFSET)))
 
     return types.void(types.int64, types.int64, types.int64), generate

@@ -36,9 +36,9 @@ from recurra.decoding._instructions import (
     F,
     G,
 )
-from recurra.decoding._tiles import apply, gather, number, quotient, real, root, scatter, set_word, word
+from recurra.decoding._tiles import apply, gather, number, real, scatter, set_word, word
 from recurra.ops._toolkit.launch import Apart, LoopKernel, call, compile_inline, compile_part
-from recurra.ops._toolkit.vector_math import exp
+from recurra.ops._toolkit.vector_math import divide, exp, sqrt
 from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
@@ -159,7 +159,7 @@ def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
         while i < n:
             rest = rest + load(x, i, _ONE)
             i += 1
-        mean = quotient(total(sums) + rest, count)
+        mean = divide(total(sums) + rest, count)
         means = spread(mean, _FLOATS)
         sums, rest, i = zeros(_FLOATS), zeros(_ONE), 0
         while i + WIDTH <= n:
@@ -168,14 +168,14 @@ def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
         while i < n:
             rest = rest + (load(x, i, _ONE) - mean) * (load(x, i, _ONE) - mean)
             i += 1
-        width = root(quotient(total(sums) + rest, count) + small)
+        width = sqrt(divide(total(sums) + rest, count) + small)
         widths, i = spread(width, _FLOATS), 0
         while i + WIDTH <= n:
-            scaled = quotient(load(x, i, _FLOATS) - means, widths)
+            scaled = divide(load(x, i, _FLOATS) - means, widths)
             store(y, i, _FLOATS, scaled * load(weight, i, _FLOATS) + load(bias, i, _FLOATS))
             i += WIDTH
         while i < n:
-            scaled_one = quotient(load(x, i, _ONE) - mean, width)
+            scaled_one = divide(load(x, i, _ONE) - mean, width)
             store(y, i, _ONE, scaled_one * load(weight, i, _ONE) + load(bias, i, _ONE))
             i += 1
 

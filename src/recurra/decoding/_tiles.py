@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -19,17 +17,15 @@ from recurra.decoding._products import (
     SCALE,
     START,
     WORDS,
-    all_of,
     offset,
     pair_products,
     prepared,
     prepared_pair,
     products,
-    spread_number,
 )
 from recurra.decoding.linear import BLOCK, GROUP, PANEL
 from recurra.ops._toolkit.vector_math import write
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, all_of, compiles_for, fetch, spread_number
 
 # --- what a compiled step does with the short float32 vectors of `recurra.ops._toolkit.vectors` ---
 
@@ -62,31 +58,6 @@ def apply(typing_context: Any, code: Any, x: Any, y: Any) -> Any:
         return value
 
     return x(types.int64, x, y), generate
-
-
-def _multiplied(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-    """Write x y + z of vectors."""
-    return write("multiply_add", builder, x, y, z)
-
-
-@intrinsic
-def root(typing_context: Any, x: Any) -> Any:
-    """Give the square roots of a real vector's numbers."""
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        return write("sqrt", builder, args[0])
-
-    return x(x), generate
-
-
-@intrinsic
-def quotient(typing_context: Any, x: Any, y: Any) -> Any:
-    """Divide one real vector by another of its kind."""
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        return builder.fdiv(*args)
-
-    return x(x, y), generate
 
 
 @intrinsic
@@ -175,17 +146,9 @@ def set_word(typing_context: Any, address: Any, value: Any) -> Any:
 # of 16 outputs, four times over.
 
 
-def has_wide_registers() -> bool:
-    """Tell whether kernels are compiled for 32 registers of 16 floats."""
-    chosen = numba.config.CPU_FEATURES
-    if chosen is None and numba.config.CPU_NAME is None:
-        return bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
-    return "+avx512f" in (chosen or "")
-
-
 _FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, WIDTH)
-_COLUMNS = PANEL // WIDTH if has_wide_registers() else 1
+_COLUMNS = PANEL // WIDTH if compiles_for("avx512f") else 1
 """Groups of 16 outputs at once."""
 _QUAD = 4 * PANEL  # bytes: 2 bfloat16 weights of each output of a panel, 4 of int8 or 8 of int4
 _LINE = 64
@@ -291,7 +254,7 @@ def _finish(
         value = builder.load(place) if is_pairs else builder.sitofp(builder.load(place), _FLOATS)
         factor = builder.fmul(scale, factors[column]) if factors else scale
         at = builder.inttoptr(_at(builder, sums, 4 * WIDTH * column), _FLOATS.as_pointer())
-        builder.store(_multiplied(builder, factor, value, builder.load(at, align=4)), at, align=4)
+        builder.store(write("multiply_add", builder, factor, value, builder.load(at, align=4)), at, align=4)
 
 
 def _int4(
@@ -366,8 +329,8 @@ def _tiles(generate: Callable[..., None], counts: tuple[int, ...], **options: An
 
 
 _COUNTS = 6, 4, 2, 1
-int8_six, int8_four, int8_two, int8_one = _tiles(_lines, _COUNTS, n_lines=4, dtype="int8")
-bfloat16_six, bfloat16_four, bfloat16_two, bfloat16_one = _tiles(_lines, _COUNTS, n_lines=2, dtype="bfloat16")
-int8_six_of_many, bfloat16_six_of_many = (_tile(_lines, 6, n_lines=1, dtype=dtype) for dtype in ("int8", "bfloat16"))
+INT8 = _tile(_lines, 6, n_lines=1, dtype="int8"), *_tiles(_lines, _COUNTS, n_lines=4, dtype="int8")
+BFLOAT16 = _tile(_lines, 6, n_lines=1, dtype="bfloat16"), *_tiles(_lines, _COUNTS, n_lines=2, dtype="bfloat16")
+"""Six of many vectors, then 6, 4, 2 or one of few."""
 int4_two, int4_one = _tiles(_int4, (2, 1))  # fetched by the processor: 0.8 of the time on a Zen 4
 expanded_six, expanded_four = _tiles(_lines, (6, 4), n_lines=0, dtype="expanded")

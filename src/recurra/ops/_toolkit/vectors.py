@@ -46,10 +46,15 @@ class Lanes:
 
 
 @cache
+def compiles_for(feature: str) -> bool:
+    """Return whether Numba compiles for a processor with this feature, by LLVM's name."""
+    return f"+{feature}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+
+
 def converts_float16() -> bool:
     """Return whether Numba compiles for a processor that converts float16 (with F16C, if it is an x86)."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
+    triple = cpu_target.target_context.codegen().magic_tuple()[0]
+    return triple.startswith(("aarch64", "arm64")) or compiles_for("f16c")
 
 
 class _LanesType(types.Opaque):
@@ -105,9 +110,24 @@ def _register_operator(operation: Callable[..., Any], lower: Callable[..., ir.Va
         return lower(builder, sig.return_type, *args)
 
 
+def shuffle(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
+    """Take the numbers of two vectors, one after the other, in this order."""
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
 def _shuffle(builder: ir.IRBuilder, value: ir.Value, lanes: list[int]) -> ir.Value:
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
-    return builder.shuffle_vector(value, value, mask)
+    return shuffle(builder, value, value, lanes)
+
+
+def spread_number(builder: ir.IRBuilder, number: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """Copy a number into every place of a vector."""
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.IntType(32)(0))
+    return _shuffle(builder, one, [0] * kind.count)
+
+
+def all_of(kind: ir.VectorType, value: float) -> ir.Constant:
+    """A vector of one number."""
+    return ir.Constant(kind, [value] * kind.count)
 
 
 def call_llvm(builder: ir.IRBuilder, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
@@ -202,8 +222,7 @@ def as_complex(typing_context: Any, x: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         mask = [lane // 2 + lane % 2 * x.width for lane in range(kind.width)]
-        nothing = _alternating(x.ir, 0.0, 0.0)
-        return builder.shuffle_vector(args[0], nothing, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
+        return shuffle(builder, args[0], all_of(x.ir, 0.0), mask)
 
     return kind(x), generate
 
@@ -239,25 +258,21 @@ def _address(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.V
     return builder.inttoptr(_place(builder, lanes, address, index), stored.as_pointer())
 
 
-def _constant(kind: ir.VectorType, value: int) -> ir.Constant:
-    return ir.Constant(kind, [value] * kind.count)
-
-
 def _widen_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     wide = ir.VectorType(ir.IntType(32), bits.type.count)
-    shifted = builder.shl(builder.zext(bits, wide), _constant(wide, 16))
+    shifted = builder.shl(builder.zext(bits, wide), all_of(wide, 16))
     return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), bits.type.count))
 
 
 def _round_to_bfloat16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     wide = ir.VectorType(ir.IntType(32), value.type.count)
     bits = builder.bitcast(value, wide)
-    last_kept_bit = builder.and_(builder.lshr(bits, _constant(wide, 16)), _constant(wide, 1))
-    rounded = builder.add(bits, builder.add(last_kept_bit, _constant(wide, 0x7FFF)))
-    quiet_nan = _constant(wide, 0x7FC00000)  # rounding could turn a NaN's bits into infinity or zero
+    last_kept_bit = builder.and_(builder.lshr(bits, all_of(wide, 16)), all_of(wide, 1))
+    rounded = builder.add(bits, builder.add(last_kept_bit, all_of(wide, 0x7FFF)))
+    quiet_nan = all_of(wide, 0x7FC00000)  # rounding could turn a NaN's bits into infinity or zero
     chosen = builder.select(builder.fcmp_unordered("uno", value, value), quiet_nan, rounded)
     narrow = ir.VectorType(ir.IntType(16), value.type.count)
-    return builder.trunc(builder.lshr(chosen, _constant(wide, 16)), narrow)
+    return builder.trunc(builder.lshr(chosen, all_of(wide, 16)), narrow)
 
 
 def _widen(builder: ir.IRBuilder, lanes: Lanes, stored: ir.Value) -> ir.Value:
@@ -296,7 +311,7 @@ def zeros(typing_context: Any, lanes: Any) -> Any:
     kind = Vector(lanes.lanes)
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
-        return _alternating(kind.ir, 0.0, 0.0)
+        return all_of(kind.ir, 0.0)
 
     return kind(lanes), generate
 
@@ -338,7 +353,7 @@ def load_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: 
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         at = _address(builder, kind, *args[:2])
-        mask, nothing = _first(builder, kind, args[2]), _alternating(Vector(kind).ir, 0.0, 0.0)
+        mask, nothing = _first(builder, kind, args[2]), all_of(Vector(kind).ir, 0.0)
         name, size = _masked("load", kind), ir.IntType(32)(kind.n_bytes)
         return call_llvm(builder, name, nothing.type, at, size, mask, nothing)
 
@@ -365,10 +380,8 @@ def _masked(what: str, lanes: Lanes) -> str:
 def _first(builder: ir.IRBuilder, lanes: Lanes, count: ir.Value) -> ir.Value:
     """The mask of the first `count` lanes, as 32-bit numbers: there can be more lanes than a vector of 64 bits has."""
     kind = ir.VectorType(ir.IntType(32), lanes.width)
-    last = builder.trunc(count, ir.IntType(32))
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), last, ir.IntType(32)(0))
-    numbers = ir.Constant(kind, list(range(lanes.width)))
-    return builder.icmp_signed("<", numbers, _shuffle(builder, one, [0] * lanes.width))
+    last = spread_number(builder, builder.trunc(count, ir.IntType(32)), kind)
+    return builder.icmp_signed("<", ir.Constant(kind, list(range(lanes.width))), last)
 
 
 @intrinsic
@@ -403,7 +416,6 @@ def totals(typing_context: Any, address: Any, lanes: Any) -> Any:
         rows = [builder.load(builder.inttoptr(i, Vector(kind).ir.as_pointer()), align=kind.n_bytes) for i in at]
         while len(rows) > 1:
             even = [lane for lane in range(width) if lane // unit % 2 == 0]
-            i32s = ir.VectorType(ir.IntType(32), width)
             merged = []
             for low, high in _pairs(rows):
                 masks = []
@@ -411,7 +423,7 @@ def totals(typing_context: Any, address: Any, lanes: Any) -> Any:
                     mask = [0] * width
                     for lane in even:
                         mask[lane], mask[lane + unit] = lane + first, width + lane + first
-                    masks.append(builder.shuffle_vector(low, high, ir.Constant(i32s, mask)))
+                    masks.append(shuffle(builder, low, high, mask))
                 merged.append(builder.fadd(*masks))
             rows, unit = merged, 2 * unit
         return rows[0]
@@ -431,8 +443,8 @@ def turn(
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
         source, pitch, out, out_pitch, n_rows, n_columns, _ = args
-        nothing, size = _alternating(Vector(kind).ir, 0.0, 0.0), ir.IntType(32)(kind.n_bytes)
-        none = _constant(ir.VectorType(ir.IntType(1), kind.width), 0)
+        nothing, size = all_of(Vector(kind).ir, 0.0), ir.IntType(32)(kind.n_bytes)
+        none = all_of(ir.VectorType(ir.IntType(1), kind.width), 0)
 
         def row(address: ir.Value, pitch: ir.Value, i: int, count: ir.Value, mask: ir.Value) -> tuple:
             index = ir.Constant(count.type, i)
@@ -444,14 +456,13 @@ def turn(
             call_llvm(builder, _masked("load", kind), nothing.type, x, size, mask, nothing)
             for x, mask in (row(source, pitch, i, n_rows, in_row) for i in range(kind.width))
         ]
-        places, i32s, step = range(kind.width), ir.VectorType(ir.IntType(32), kind.width), 1
+        places, step = range(kind.width), 1
         while step < kind.width:  # blocks of step x step numbers change places
             low = [i if i & step == 0 else kind.width + i - step for i in places]
             high = [i + step if i & step == 0 else kind.width + i for i in places]
             for i in (i for i in places if i & step == 0):
                 pair = rows[i], rows[i + step]
-                rows[i] = builder.shuffle_vector(*pair, ir.Constant(i32s, low))
-                rows[i + step] = builder.shuffle_vector(*pair, ir.Constant(i32s, high))
+                rows[i], rows[i + step] = (shuffle(builder, *pair, lanes) for lanes in (low, high))
             step *= 2
         in_column = _first(builder, kind, n_rows)
         for j, column in enumerate(rows):

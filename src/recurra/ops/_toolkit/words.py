@@ -5,15 +5,13 @@ Two bfloat16 numbers times two others are added to a float32 sum by one instruct
 `words` is `Lanes`, of which only the number counts: "float32" or "bfloat16".
 """
 
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, call_llvm
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, call_llvm, compiles_for, shuffle, spread_number
 
 
 class _BFloat(ir.Type):
@@ -30,15 +28,9 @@ class _BFloat(ir.Type):
 _bfloat = _BFloat()
 
 
-@cache
 def multiplies_bfloat16() -> bool:
-    """Return whether Numba compiles for a processor with products of bfloat16 words (AVX-512 BF16)."""
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    return "+avx512bf16" in features
-
-
-def _shuffled(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
-    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+    """Return whether Numba compiles for a processor with products of bfloat16 words."""
+    return compiles_for("avx512bf16")
 
 
 @intrinsic
@@ -57,13 +49,13 @@ def dot_words(typing_context: Any, x: Any, y: Any, z: Any, words: Any) -> Any:
             return call_llvm(builder, f"fmuladd.v{z.width}f32", z.ir, *args[:3])
         numbers, parts = ir.VectorType(_bfloat, 2 * WIDTH), []
         for i in range(0, z.width, WIDTH):
-            x_i, y_i, z_i = (_shuffled(builder, value, value, list(range(i, i + WIDTH))) for value in args[:3])
+            x_i, y_i, z_i = (shuffle(builder, value, value, list(range(i, i + WIDTH))) for value in args[:3])
             factors = [builder.bitcast(value, numbers) for value in (x_i, y_i)]
             parts.append(call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", z_i.type, z_i, *factors))
         while len(parts) > 1:
             size = 2 * parts[0].type.count
             pairs = zip(parts[::2], parts[1::2])
-            parts = [_shuffled(builder, low, high, list(range(size))) for low, high in pairs]
+            parts = [shuffle(builder, low, high, list(range(size))) for low, high in pairs]
         return parts[0]
 
     return z(x, y, z, words), generate
@@ -87,7 +79,7 @@ def word_of_rows(typing_context: Any, x: Any, y: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         order = [lane // 2 + lane % 2 * x.width for lane in range(2 * x.width)]
         low, high = (_rounded(builder, value) for value in args)
-        return builder.bitcast(_shuffled(builder, low, high, order), x.ir)
+        return builder.bitcast(shuffle(builder, low, high, order), x.ir)
 
     return x(x, y), generate
 
@@ -99,20 +91,11 @@ def lanes_from(typing_context: Any, first: Any, lanes: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         i32s = ir.VectorType(ir.IntType(32), kind.width)
-        one = builder.insert_element(
-            ir.Constant(i32s, ir.Undefined), builder.trunc(args[0], ir.IntType(32)), ir.IntType(32)(0)
-        )
-        bound = _shuffled(builder, one, one, [0] * kind.width)
+        bound = spread_number(builder, builder.trunc(args[0], ir.IntType(32)), i32s)
         numbers = ir.Constant(i32s, list(range(kind.width)))
         return builder.uitofp(builder.icmp_signed(">=", numbers, bound), kind.ir)
 
     return kind(types.int64, lanes), generate
-
-
-@intrinsic
-def divided(typing_context: Any, x: Any, y: Any) -> Any:
-    """Divide vectors number by number."""
-    return x(x, y), lambda context, builder, sig, args: builder.fdiv(*args)
 
 
 @intrinsic

@@ -4,6 +4,7 @@ from functools import cache
 from typing import NamedTuple
 
 from recurra.ops._toolkit.launch import Kernel, compile_inline
+from recurra.ops._toolkit.vector_math import divide
 from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
@@ -18,7 +19,7 @@ from recurra.ops._toolkit.vectors import (
     width_of,
     zeros,
 )
-from recurra.ops._toolkit.words import divided, dot_words, is_below, lanes_from, numbers_in_word
+from recurra.ops._toolkit.words import dot_words, is_below, lanes_from, numbers_in_word
 from recurra.ops.gate_loop._chunks_cpu import (
     _FLOAT,
     _decays,
@@ -245,7 +246,7 @@ def _gate_gradients(room, time):  # type: ignore[no-untyped-def]
         if is_below(load(room.gates, t, _one), _ALMOST_ZERO):
             store(room.sums, t, _one, _flows(room, t, time))
         else:
-            store(room.sums, t, _one, divided(load(room.sums, t, _one), load(room.gates, t, _one)))
+            store(room.sums, t, _one, divide(load(room.sums, t, _one), load(room.gates, t, _one)))
 
 
 @compile_inline
