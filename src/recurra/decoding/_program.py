@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -57,6 +57,18 @@ class StateForm:
     def unflatten(self, flat: Sequence[Any]) -> Any:
         """Give the state of these tensors."""
         return _nested(self._like, iter(flat))
+
+
+class FlatCall(nn.Module):
+    """A call of a model, or of its method of this name, whose state goes in and out as a flat list of tensors."""
+
+    def __init__(self, model: nn.Module, states: StateForm, method: str = "__call__") -> None:
+        super().__init__()
+        self.model, self._states, self._method = model, states, method
+
+    def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        y, state = getattr(self.model, self._method)(tokens, self._states.unflatten(flat))
+        return (y, *tensors(state))
 
 
 def _collect(state: Any, like: Any, found: list[Any]) -> bool:

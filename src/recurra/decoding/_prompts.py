@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurra.decoding._program import StateForm, StepProgram, lower_step
+from recurra.decoding._program import FlatCall, StateForm, StepProgram, lower_step
 from recurra.decoding.memory import StepNotCompiled
 from recurra.models.shell import LanguageModelShell
 from recurra.state import tensors
@@ -17,18 +17,6 @@ MOST_TOKENS = 15
 prompts save too little for that; 16 tokens of float32 are torch's products (see `linear`)."""
 _PIECES = (64, 32, 16, 12, 8, 6, 4, 3, 2, 1)
 """Tokens of the pieces in which `read_in_pieces` reads; longer ones would take as long for each token."""
-
-
-class _FlatPrompt(nn.Module):
-    """What a model's `hidden` computes, with the state as a flat list of tensors."""
-
-    def __init__(self, model: LanguageModelShell, states: StateForm) -> None:
-        super().__init__()
-        self.model, self._states = model, states
-
-    def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        hidden, state = self.model.hidden(tokens, self._states.unflatten(flat))
-        return (hidden, *tensors(state))
 
 
 class PromptReader:
@@ -123,7 +111,7 @@ class PromptReader:
         tokens = torch.randint(
             self._vocab_size, (1, length), device="cpu", generator=torch.Generator().manual_seed(length)
         )
-        prompt, inputs = _FlatPrompt(self.model, self._states).eval(), [tokens, *tensors(self._like)]
+        prompt, inputs = FlatCall(self.model, self._states, "hidden").eval(), [tokens, *tensors(self._like)]
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             program = StepProgram(lower_step(prompt, inputs))
             results = program.run(inputs)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from recurra.checks import require, require_at_least, require_literal, sentence
-from recurra.decoding._program import StateForm, StepProgram, form_of, have_forms, lower_step
+from recurra.decoding._program import FlatCall, StateForm, StepProgram, form_of, have_forms, lower_step
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding._windows import Rows, filled_up, first_rows
 from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
@@ -221,7 +221,9 @@ class TracedStep(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about decisions in Python during the recording, which _check covers
             try:
-                recording = torch.jit.trace(_FlatStep(self.model, like).eval(), tuple(inputs), check_trace=False)
+                recording = torch.jit.trace(
+                    FlatCall(self.model, StateForm(like)).eval(), tuple(inputs), check_trace=False
+                )
                 return _TracedProgram(torch.jit.freeze(recording), inputs)
             except Exception as error:  # whatever a model does with sizes, which are tensors in here
                 raise StateShapeChanges(f"a step of {type(self.model).__name__} cannot be recorded: {error}") from error
@@ -237,7 +239,7 @@ class TracedStep(nn.Module):
         return all(map(torch.equal, results, step(*inputs)))
 
     def _check(self, program: _Program, tokens: Tensor, like: Any) -> None:
-        step, state = _FlatStep(self.model, like), list(tensors(like))
+        step, state = FlatCall(self.model, StateForm(like)), list(tensors(like))
         for row in tokens:
             results = program.run([row, *state])
             if results is None or not self._agrees(results, step, [row, *state]):
@@ -248,18 +250,6 @@ class TracedStep(nn.Module):
 
 def _are_rows(part: Rows, rows: int) -> bool:
     return n_streams(part) == rows and (isinstance(part, Ragged) or part.layout == torch.strided)
-
-
-class _FlatStep(nn.Module):
-    """A model whose state goes in and out as a flat list of tensors."""
-
-    def __init__(self, model: nn.Module, like: Any) -> None:
-        super().__init__()
-        self.model, self._states = model, StateForm(like)
-
-    def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        logits, state = self.model(tokens, self._states.unflatten(flat))
-        return (logits, *tensors(state))
 
 
 _TOLERANCE = 1e-5
@@ -321,7 +311,7 @@ class CompiledStep(TracedStep):
         return self.prompts.hidden
 
     def _record(self, tokens: Tensor, like: Any) -> StepProgram:
-        return StepProgram(lower_step(_FlatStep(self.model, like).eval(), [tokens, *tensors(like)]))
+        return StepProgram(lower_step(FlatCall(self.model, StateForm(like)).eval(), [tokens, *tensors(like)]))
 
     def _outline(self, state: Any) -> Any:
         """Leave out the lengths, which may grow in attention layers; programs refuse the others."""
@@ -415,7 +405,7 @@ class CapturedStep(TracedStep):
             raise
 
     def _record(self, tokens: Tensor, like: Any) -> _CapturedProgram:
-        step, inputs = _FlatStep(self.model, like).eval(), [tokens, *tensors(like)]
+        step, inputs = FlatCall(self.model, StateForm(like)).eval(), [tokens, *tensors(like)]
         try:
             return _CapturedProgram(step, inputs, self._capture, self._lock)
         except RuntimeError as error:

@@ -6,7 +6,7 @@ from tests.ops.gate_loop.conftest import Case, Inputs
 from tests.ops.gate_loop.test_modes import assert_near, differentiate
 
 from recurra import gate_loop
-from recurra.ops._toolkit.words import multiplies_bfloat16
+from recurra.ops._toolkit.vectors import compiles_for
 from recurra.ops.gate_loop import _heads as heads
 from recurra.ops.gate_loop.reference import recurrent
 
@@ -15,7 +15,7 @@ CASES = {"odd": Case(2, 33, 39, 1), "long chunks": Case(1, 70, 128, 1), "without
 LENGTHS = [32, 70, 129]  # chunks have 32 steps, or 64 for large states
 WORDS = [
     "float32",
-    pytest.param("bfloat16", marks=pytest.mark.skipif(not multiplies_bfloat16(), reason="no AVX-512 BF16")),
+    pytest.param("bfloat16", marks=pytest.mark.skipif(not compiles_for("avx512bf16"), reason="no AVX-512 BF16")),
 ]
 ROUNDINGS = 5
 """To bfloat16, of the factors of any term. da has the most: a state of rounded keys and values meets a carry of rounded
@@ -171,7 +171,7 @@ def test_only_bfloat16_rounds():
         by_autocast, _ = gate_loop(*inputs[:4], mode="chunk")
     by_inputs, _ = gate_loop(*(x.bfloat16() for x in inputs[:3]), inputs.a, mode="chunk")
     assert torch.equal(by_inputs, by_autocast.bfloat16())
-    assert torch.equal(by_autocast, exact) is not multiplies_bfloat16()
+    assert torch.equal(by_autocast, exact) is not compiles_for("avx512bf16")
     with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
         assert torch.equal(gate_loop(*inputs[:4], mode="chunk")[0], exact)
 

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, call_llvm, compiles_for, shuffle, spread_number
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, call_llvm, shuffle, spread_number
 
 
 class _BFloat(ir.Type):
@@ -26,11 +26,6 @@ class _BFloat(ir.Type):
 
 
 _bfloat = _BFloat()
-
-
-def multiplies_bfloat16() -> bool:
-    """Return whether Numba compiles for a processor with products of bfloat16 words."""
-    return compiles_for("avx512bf16")
 
 
 @intrinsic

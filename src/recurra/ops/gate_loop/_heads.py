@@ -133,9 +133,9 @@ def _factors(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> str:
     """
     if q.dtype != torch.float32 or a.shape[3] > 1:
         return ""
-    from recurra.ops._toolkit.words import multiplies_bfloat16
+    from recurra.ops._toolkit.vectors import compiles_for
 
-    number = "bfloat16" if rounded and multiplies_bfloat16() else "float32"
+    number = "bfloat16" if rounded and compiles_for("avx512bf16") else "float32"
     return number if q.shape[3] * v.shape[3] >= _LEAST_STATE[number] else ""
 
 
