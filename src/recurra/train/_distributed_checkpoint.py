@@ -29,8 +29,6 @@ from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_ten
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Makes the empty tensor that an entry of a checkpoint is read into, from its name, whole shape and type."""
 
-_MOST_BYTES = 2**30  # of a manifest
-
 
 class _Box(NamedTuple):
     """A part of a tensor: where it begins, and its shape."""
@@ -100,7 +98,7 @@ def _name(pending: _Pending, parts: list[tuple[str, dict[str, _Box]]]) -> None:
 
 def load_sharded(path: Path, target: Target | None = None) -> Payload:
     """Check and read a checkpoint folder: all of it in this process, or, with a `target`, this rank's part."""
-    manifest = read_stamped(path / MANIFEST, most_bytes=_MOST_BYTES, allow_nan=True)
+    manifest = read_stamped(path / MANIFEST)
     require_files(path, manifest["files"])
     parts = [safe_open(path / name, framework="pt") for name in sorted(manifest["files"])]
     tensors = {name: _read(name, entry, parts, target) for name, entry in manifest["tensors"].items()}

@@ -175,7 +175,7 @@ def _load_file(path: Path, device: torch.device | str, scored_only: bool) -> Pay
     tensors, metadata = read_safetensors(path, _CHECKPOINT)
     if _METADATA not in metadata:
         raise ValueError(sentence(str(path), "another kind of file", _CHECKPOINT))
-    found = parse_json(metadata[_METADATA], f"the metadata of {path}", allow_nan=True)
+    found = parse_json(metadata[_METADATA], f"the metadata of {path}")
     try:
         digest, strides = found.pop("sha256"), found["strides"]
         tensors |= {name: torch.view_as_complex(tensors[name]) for name in found["complex"]}
@@ -239,7 +239,7 @@ def _best_step(path: Path) -> int:
 
 def _described(path: Path) -> Any:
     """Read what a file holds besides tensors, without checking it."""
-    return parse_json(read_metadata(path)[_METADATA], str(path), allow_nan=True)["content"]
+    return parse_json(read_metadata(path)[_METADATA], str(path))["content"]
 
 
 class CheckpointFolder:

@@ -406,7 +406,7 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
         for name, part in zip(place.theirs, place.rule.write(parameters[place.own].detach()), strict=True):
             got, wanted = tuple(weights[name].shape), tuple(part.shape)
             if got != wanted:
-                raise ValueError(sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its config.json says"))
+                raise ValueError(sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its configuration says"))
     return given
 
 
@@ -428,7 +428,7 @@ def fill(
             parameter.copy_(values)
         elif not torch.equal(values, parameter):
             got = f"one in which {name} and {place.theirs[0]} differ"
-            raise ValueError(sentence(what, got, "one in which they are equal, as its config.json ties them"))
+            raise ValueError(sentence(what, got, "one in which they are equal, as its configuration ties them"))
         uses.subtract(place.theirs)
         for name in (name for name in place.theirs if not uses[name]):
             del weights[name]
@@ -480,7 +480,7 @@ def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -
             continue
         n_rows = one.n_groups * sum(one.sizes)
         if whole.dim() != 2 or len(whole) != n_rows:
-            expected = f"{n_rows} rows, as its config.json says"
+            expected = f"{n_rows} rows, as its configuration says"
             raise ValueError(sentence(f"the shape of {one.name} in {what}", tuple(whole.shape), expected))
         parts = whole.unflatten(0, (one.n_groups, -1)).split(list(one.sizes), 1)
         weights |= zip(one.names, (part.flatten(0, 1) for part in parts), strict=True)

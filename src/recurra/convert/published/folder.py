@@ -54,7 +54,6 @@ ARCHITECTURES = {
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _OF_NEW_WEIGHTS = ("min_step", "max_step", "r_min", "r_max")
 """Options of mixers that matter when weights are drawn alone."""
-_MOST_INDEX_BYTES = 64 * 2**20
 _TEMPLATE = "chat_template.jinja"
 _ENDS = "eos_tokens"
 _EOS_IDS = "eos_token_id"
@@ -67,7 +66,7 @@ def model_type_of(folder: Path) -> str:
 
 def _read_entries(path: Path) -> dict[str, Any]:
     """Read a config.json; that of the authors of Mamba, or of images and text, becomes that of a language model."""
-    entries: dict[str, Any] = read_json(path, allow_nan=True)
+    entries: dict[str, Any] = read_json(path)
     if "d_model" in entries and "model_type" not in entries:
         return of_the_authors(entries, str(path))
     return of_qwen3_5(entries, str(path))
@@ -174,7 +173,7 @@ def _read_folder_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
-    content = read_json(index, most_bytes=_MOST_INDEX_BYTES)
+    content = read_json(index)
     places: Any = content.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ValueError(sentence(str(index), "no index", "an object with weight_map, tensors to files"))
@@ -221,7 +220,7 @@ def _read_chat_template(folder: Path, tokenizer: BytePairEncoding) -> str | None
 
 
 def _entries_if_any(file: Path) -> dict[str, Any]:
-    return read_json(file, allow_nan=True) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def _text(token: Any) -> str | None:
