@@ -406,7 +406,9 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
         for name, part in zip(place.theirs, place.rule.write(parameters[place.own].detach()), strict=True):
             got, wanted = tuple(weights[name].shape), tuple(part.shape)
             if got != wanted:
-                raise ValueError(sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its configuration says"))
+                raise ValueError(
+                    sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its configuration says")
+                )
     return given
 
 
