@@ -283,8 +283,6 @@ def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) 
         raise ValueError(sentence(str(path), f"of a {description['model']}", "a model that this version knows"))
     try:
         config = entry.config(**description["config"])
-        if config.n_layer > len(weights):
-            raise ValueError(sentence(f"n_layer in {path}", config.n_layer, f"at most {len(weights)}, one per weight"))
         with on_meta():  # takes no memory, whatever the sizes
             outline = entry.model(config)
     except (TypeError, ValueError, RuntimeError) as error:

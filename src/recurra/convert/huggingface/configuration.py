@@ -31,13 +31,6 @@ def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
         if path.is_file() and "auto_map" in read_json(path):
             got = "a file with auto_map, which names code to run"
             raise ValueError(sentence(str(path), got, "a folder without code of its own", "remove auto_map"))
-    for path in sorted(folder.glob("*.index*.json")):
-        names = read_json(path).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(sentence(f"weight_map in {path}", kind_of(names), "an object of names of files"))
-        for name in sorted(set(names.values())):
-            if name in ("", ".", "..") or "/" in name or "\\" in name:
-                raise ValueError(sentence(f"weight_map in {path}", f"one with {name!r}", "names of files beside it"))
     for path in sorted(folder.glob("*.safetensors")):
         read_metadata(path, "weights that save_pretrained wrote")
     return manifest

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
 from recurra.checks import kind_of, sentence
-from recurra.convert.published._settings import MOST_LAYERS, Settings
+from recurra.convert.published._settings import Settings
 from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
@@ -289,7 +289,7 @@ def read_config(architecture: Architecture, settings: Settings) -> LanguageModel
     """Make a model's shape of its config.json."""
     for other, key in architecture.other_names.items():
         settings.rename(other, key)
-    n_layer = settings.size("num_hidden_layers", None if architecture.counts_layers else 1, most=MOST_LAYERS)
+    n_layer = settings.size("num_hidden_layers", None if architecture.counts_layers else 1)
     d_model = settings.size("hidden_size")
     shape: dict[str, Any] = {
         "vocab_size": settings.size("vocab_size"),
