@@ -130,7 +130,7 @@ class TensorBoardLog:
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and not every run needs it
 
-        self._writer: Any = SummaryWriter(folder, purge_step=last_step + 1)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(folder, purge_step=last_step + 1)
 
     def write(self, record: _Record) -> None:
         """Add a scalar for each number of the record. Raises OSError."""
