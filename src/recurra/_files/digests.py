@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra._files.reading import MOST_BYTES, read_json, require_file
+from recurra._files.reading import read_json
 from recurra._files.writing import write_json
 from recurra.checks import sentence
 
@@ -25,8 +25,7 @@ MANIFEST = "manifest.json"
 
 
 def file_sha256(path: Path) -> str:
-    """Compute the digest of a file's content. Raises OSError, and ValueError for a pipe or a device."""
-    require_file(path)
+    """Compute the digest of a file's content. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -75,14 +74,12 @@ def write_stamped(path: Path, content: Mapping[str, Any]) -> None:
     write_json(path, stamped(content))
 
 
-def read_stamped(
-    path: Path, *, version: object = None, most_bytes: int = MOST_BYTES, allow_nan: bool = False, hint: str = ""
-) -> dict[str, Any]:
+def read_stamped(path: Path, *, version: object = None, hint: str = "") -> dict[str, Any]:
     """Read a JSON object as `read_json`, compare it with its digest, and return it without.
 
     version: what the key `format` has to be; None asks for no such key.
     """
-    content = read_json(path, most_bytes=most_bytes, allow_nan=allow_nan, hint=hint)
+    content = read_json(path, hint=hint)
     if version is not None and content.get("format") != version:
         raise ValueError(sentence(f"the format of {path}", repr(content.get("format")), repr(version), hint))
     return checked_stamp(content, str(path), hint)
@@ -106,7 +103,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     again = f"write the folder again, or delete {MANIFEST} if you changed a file yourself"
-    content = read_stamped(path, most_bytes=64 * MOST_BYTES, allow_nan=True, hint=again)
+    content = read_stamped(path, hint=again)
     if not isinstance(content.get("files"), dict):
         raise ValueError(sentence(str(path), "without files", "a manifest", again))
     return content

@@ -75,14 +75,11 @@ def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
 
 
 def _table(file: BinaryIO, names: Sequence[str]) -> _Write:
-
-    def row(cells: Sequence[object]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(cells)
-        file.write(text.getvalue().encode())
+    table = csv.writer(io.TextIOWrapper(file, encoding="utf-8", write_through=True), lineterminator="\n")
+    table.writerow(["video", "start", "end", "repeated_frames", *names])
 
     def write(path: str, prediction: SegmentPrediction) -> None:
-        row([path, prediction.start, prediction.end, prediction.n_repeated, *prediction.probabilities.tolist()])
+        place = prediction.start, prediction.end, prediction.n_repeated
+        table.writerow([path, *place, *prediction.probabilities.tolist()])
 
-    row(["video", "start", "end", "repeated_frames", *names])
     return write

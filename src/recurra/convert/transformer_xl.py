@@ -9,13 +9,14 @@ And that port starts a stream with a memory of mem_len zeros, the original, as h
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurra.checks import require_literal, sentence
+from recurra.convert.published._rules import Rule, fill, matched
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 _ASKED_FOR = {
@@ -25,23 +26,22 @@ _ASKED_FOR = {
 }
 _ASKED_OF_PORT = {"same_length": "True or False", "clamp_len": "the largest distance, or None for no limit"}
 """Hugging Face's defaults (True and 1000) differ from the original's (False and no limit)."""
+_LAYER = r"layers.\g<layer>."
+_BLOCK = r"blocks\.(?P<layer>\d+)\."
 _NAMES = {
     r"embedding\.tables\.(\d+)": r"word_emb.emb_layers.\1.weight",
     r"embedding\.projections\.(\d+)": r"word_emb.emb_projs.\1",
-    r"blocks\.(\d+)\.attention\.content_bias": r"layers.\1.dec_attn.r_w_bias",
-    r"blocks\.(\d+)\.attention\.position_bias": r"layers.\1.dec_attn.r_r_bias",
-    r"blocks\.(\d+)\.attention\.(?:queries|keys_values)\.weight": r"layers.\1.dec_attn.qkv_net.weight",
-    r"blocks\.(\d+)\.attention\.position_keys\.weight": r"layers.\1.dec_attn.r_net.weight",
-    r"blocks\.(\d+)\.attention\.output_projection\.weight": r"layers.\1.dec_attn.o_net.weight",
-    r"blocks\.(\d+)\.norm_attention\.(\w+)": r"layers.\1.dec_attn.layer_norm.\2",
-    r"blocks\.(\d+)\.feed_forward\.(\d)\.(\w+)": r"layers.\1.pos_ff.CoreNet.\2.\3",
-    r"blocks\.(\d+)\.norm_feed_forward\.(\w+)": r"layers.\1.pos_ff.layer_norm.\2",
+    rf"{_BLOCK}attention\.position_keys\.weight": f"{_LAYER}dec_attn.r_net.weight",
+    rf"{_BLOCK}attention\.output_projection\.weight": f"{_LAYER}dec_attn.o_net.weight",
+    rf"{_BLOCK}norm_attention\.(\w+)": rf"{_LAYER}dec_attn.layer_norm.\2",
+    rf"{_BLOCK}feed_forward\.(\d)\.(\w+)": rf"{_LAYER}pos_ff.CoreNet.\2.\3",
+    rf"{_BLOCK}norm_feed_forward\.(\w+)": rf"{_LAYER}pos_ff.layer_norm.\2",
     r"head\.tables\.(\d+)": r"crit.out_layers.\1.weight",
     r"head\.biases\.(\d+)": r"crit.out_layers.\1.bias",
     r"head\.projections\.(\d+)": r"crit.out_projs.\1",
-    r"head\.(cluster_weight|cluster_bias)": r"crit.\1",
 }
 """The names here to the original's."""
+_BIASES = {"content_bias": "r_w_bias", "position_bias": "r_r_bias"}
 _FREQUENCIES = "pos_emb.inv_freq"
 """Of the sinusoids: those of all published weights are the ones used here."""
 
@@ -82,7 +82,9 @@ def transformer_xl_from_original(
             raise ValueError(f"{name} is given as {config[name]}; in the weights it is {sizes[name]}")
     model = TransformerXL(TransformerXLConfig(**{**config, **sizes}))
     model.to(weights["word_emb.emb_layers.0.weight"].dtype)
-    _copy(weights, model, reverse_clusters=cluster_order == "reversed")
+    rules, what = _rules(model.config, reverse_clusters=cluster_order == "reversed"), "state_dict"
+    weights = _without_copies(weights)
+    fill(model, weights, matched(model, weights, rules, what), what, {})
     return model.eval()
 
 
@@ -133,51 +135,32 @@ def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
-@torch.no_grad()
-def _copy(weights: Mapping[str, Tensor], model: TransformerXL, *, reverse_clusters: bool) -> None:
-    """Fill the model, and refuse weights that are not exactly its own."""
-    places = list(_places(model))
-    known = {name for names, _, _ in places for name in names} | {_FREQUENCIES}
-    missing = dict.fromkeys(names[0] for names, _, _ in places if not any(name in weights for name in names))
-    unknown = [name for name in weights if name not in known]
-    if missing or unknown:
-        parts = (f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names)
-        shape = f"cutoffs {model.config.cutoffs}"
-        raise ValueError(f"state_dict does not fit this Transformer-XL ({shape}); {'; '.join(parts)}")
-    for names, own_name, parameter in places:
-        first, *copies = (name for name in names if name in weights)
-        for copy in copies:
-            if not torch.equal(weights[copy], weights[first]):
+def _rules(config: TransformerXLConfig, *, reverse_clusters: bool) -> list[Rule]:
+    """Make the rules for all weights. These models are only read: of what is written there, the shape matters alone."""
+    place = "" if config.share_biases else f"{_LAYER}dec_attn."
+    qkv = (f"{_LAYER}dec_attn.qkv_net.weight",)
+    turned = (lambda x: x.flip(0), lambda x: (x.flip(0),)) if reverse_clusters else ()
+    return [
+        *(Rule(own, (name,)) for own, name in _NAMES.items()),
+        *(Rule(f"{_BLOCK}attention\\.{own}", (place + name,)) for own, name in _BIASES.items()),
+        Rule(rf"{_BLOCK}attention\.queries\.weight", qkv, lambda x: x[: len(x) // 3], lambda q: (q.repeat(3, 1),)),
+        Rule(
+            rf"{_BLOCK}attention\.keys_values\.weight",
+            qkv,
+            lambda x: x[len(x) // 3 :],
+            lambda kv: (kv.repeat(2, 1)[: 3 * len(kv) // 2],),
+        ),
+        Rule(r"head\.(cluster_weight|cluster_bias)", (r"crit.\1",), *turned),
+    ]
+
+
+def _without_copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop the sinusoids, and shared biases in the layers, which must equal the shared ones."""
+    weights = {name: tensor for name, tensor in weights.items() if name != _FREQUENCIES}
+    for shared in _BIASES.values() & weights.keys():
+        for copy in [name for name in weights if re.fullmatch(rf"layers\.\d+\.dec_attn\.{shared}", name)]:
+            if not torch.equal(weights.pop(copy), weights[shared]):
                 raise ValueError(
-                    f"{first} and {copy} differ, and the model ties them; see the options tie_embeddings, "
-                    "tie_projections and share_biases"
+                    sentence("state_dict", f"one in which {shared} and {copy} differ", "one in which they are tied")
                 )
-        values = _part(weights[first], own_name, reverse_clusters=reverse_clusters)
-        if values.shape != parameter.shape:
-            got, wanted = tuple(values.shape), tuple(parameter.shape)
-            raise ValueError(f"{first} does not fit: {got} of its numbers where the model has {wanted}")
-        parameter.copy_(values)
-
-
-def _places(model: TransformerXL) -> Iterator[tuple[list[str], str, nn.Parameter]]:
-    """Every parameter with the original's names for it, and one of its names here. A tied one has several."""
-    own_names: dict[nn.Parameter, list[str]] = {}
-    for own_name, parameter in model.named_parameters(remove_duplicate=False):
-        own_names.setdefault(parameter, []).append(own_name)
-    for parameter, group in own_names.items():
-        names = [
-            next(match.expand(name) for pattern, name in _NAMES.items() if (match := re.fullmatch(pattern, own_name)))
-            for own_name in group
-        ]
-        if model.config.share_biases and names[0].endswith(("r_w_bias", "r_r_bias")):
-            names.insert(0, names[0].rsplit(".", 1)[1])
-        yield names, group[0], parameter
-
-
-def _part(tensor: Tensor, own_name: str, *, reverse_clusters: bool) -> Tensor:
-    """What of an original tensor goes to a place here."""
-    if own_name.endswith("queries.weight"):
-        return tensor[: len(tensor) // 3]
-    if own_name.endswith("keys_values.weight"):
-        return tensor[len(tensor) // 3 :]
-    return tensor.flip(0) if reverse_clusters and own_name.startswith("head.cluster_") else tensor
+    return weights

@@ -14,7 +14,7 @@ import platformdirs
 
 from recurra._choices import SPLITS, Split
 from recurra._files.digests import BLOCK_BYTES, file_sha256
-from recurra._files.reading import read_json, require_file
+from recurra._files.reading import read_json
 from recurra._files.writing import discard, leftovers, locked, replacing, write_json
 from recurra.checks import sentence
 
@@ -232,8 +232,6 @@ def find_text_files(path: str | os.PathLike[str]) -> dict[Split, TextFile]:
 
 def _cut(path: Path, files: list[Path]) -> dict[Split, TextFile]:
     """Cut a text, files one after the other, at line ends: 90% of the bytes to train, 5% to valid and 5% to test."""
-    for file in files:
-        require_file(file)
     whole = [TextPart(file, 0, file.stat().st_size) for file in files]
     n_bytes = sum(part.last for part in whole)
     if n_bytes == 0:

@@ -24,7 +24,7 @@ from recurra._files.writing import leftovers, locked, replacing
 from recurra.checks import choose, require, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Unit, corpus_path, find_units
 from recurra.data._files import grouped, progress
-from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
+from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, TOKENIZER
 from recurra.data.tokenizers import (
     EOS,
     UNK,
@@ -167,7 +167,7 @@ def _complete(what: Preparation, units: list[Unit]) -> dict[str, Any] | None:
     _require_as_asked(what, units, encoder)
     index = _index(what, units, encoder)
     with suppress(OSError, ValueError):
-        return index if index == read_stamped(path, most_bytes=MOST_INDEX_BYTES) else None
+        return index if index == read_stamped(path) else None
     return None
 
 

@@ -163,8 +163,6 @@ def _read(file: TextFile, description: str) -> Iterator[str]:
 FORMAT = "recurra shards 1"
 INDEX = MANIFEST
 TOKENIZER = "tokenizer.json"
-MOST_INDEX_BYTES = 2**30
-"""Of the list of shards, which has 320 bytes for each."""
 DOCUMENTS_SUFFIX = ".documents.npy"
 ENCODERS: dict[str, type[Vocabulary] | type[BytePairEncoding] | type[ByteEncoder]] = {
     "words": Vocabulary,
@@ -273,7 +271,7 @@ class ShardCorpus(_Corpus[ShardedTokens]):
         if not (folder / INDEX).is_file():
             hint = f"write it with `recurra prepare PATH --out {shlex.quote(str(folder))}`"
             raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", hint))
-        index = read_stamped(folder / INDEX, version=FORMAT, most_bytes=MOST_INDEX_BYTES, hint=_AGAIN)
+        index = read_stamped(folder / INDEX, version=FORMAT, hint=_AGAIN)
         self.cache_folder = folder
         self.vocabulary: str = index["vocabulary"]
         self.encoder: TextEncoder = ENCODERS[self.vocabulary].load(folder / TOKENIZER)

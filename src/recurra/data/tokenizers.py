@@ -64,7 +64,7 @@ class _Encoder:
     def load(cls: type[_Own], path: str | os.PathLike[str]) -> _Own:
         """Read what `save` wrote. Raises OSError, or ValueError if the file is something else or damaged."""
         path = Path(path).expanduser()
-        return cls.from_json(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
+        return cls.from_json(read_text(path), str(path))
 
     @classmethod
     def from_json(cls: type[_Own], text: str, name: str) -> _Own:
@@ -232,8 +232,6 @@ def count_words(blocks: Iterable[str]) -> Counter[str]:
 # inside the key `model`, where the library and transformers ignore unknown keys.
 
 
-MOST_TOKENIZER_BYTES = 256 * 2**20
-"""Maximum size of a tokenizer.json."""
 _MOST_TOKENS = 2**24
 """Tokens have numbers below this: a model has a row of weights for each."""
 

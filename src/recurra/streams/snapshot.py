@@ -161,7 +161,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
     """Read a file of `write_snapshot` for `model` with the given identity; once the digest matches, it is trusted."""
     tensors, metadata = read_safetensors(path, _SAVED)
-    content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}", allow_nan=True)
+    content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}")
     if content.get("format") != _FORMAT:
         raise ValueError(sentence(str(path), "another kind of safetensors file", _SAVED))
     if (version := content.get("format_version")) != _FORMAT_VERSION:

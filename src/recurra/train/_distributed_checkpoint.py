@@ -26,10 +26,8 @@ from recurra.checks import sentence
 from recurra.train._process import Ranks, local
 from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_tensors, split_tensors, with_versions
 
-Target = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Makes the empty tensor that an entry of a checkpoint is read into, from its name, whole shape and type."""
-
-_MOST_BYTES = 2**30  # of a manifest
+Place = Callable[[str, Tensor], Tensor]
+"""Returns this rank's part of a whole tensor of a checkpoint, by its name."""
 
 
 class _Box(NamedTuple):
@@ -37,16 +35,6 @@ class _Box(NamedTuple):
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
-
-    def within(self, other: "_Box") -> tuple[slice, ...] | None:
-        """The slices of `other` that it shares with this box; None if there are none."""
-        slices = []
-        for start, n, first, count in zip(self.start, self.shape, other.start, other.shape):
-            begin, end = max(start, first), min(start + n, first + count)
-            if begin >= end:
-                return None
-            slices.append(slice(begin - first, end - first))
-        return tuple(slices)
 
 
 def _box_of(tensor: Tensor) -> _Box:
@@ -98,27 +86,24 @@ def _name(pending: _Pending, parts: list[tuple[str, dict[str, _Box]]]) -> None:
     pending.done(pending.target)
 
 
-def load_sharded(path: Path, target: Target | None = None) -> Payload:
-    """Check and read a checkpoint folder: all of it in this process, or, with a `target`, this rank's part."""
-    manifest = read_stamped(path / MANIFEST, most_bytes=_MOST_BYTES, allow_nan=True)
+def load_sharded(path: Path, place: Place | None = None) -> Payload:
+    """Check and read a checkpoint folder: whole tensors or, with `place`, this rank's part of each."""
+    manifest = read_stamped(path / MANIFEST)
     require_files(path, manifest["files"])
     parts = [safe_open(path / name, framework="pt") for name in sorted(manifest["files"])]
-    tensors = {name: _read(name, entry, parts, target) for name, entry in manifest["tensors"].items()}
+    tensors = {}
+    for name, entry in manifest["tensors"].items():
+        whole = _read(name, entry, parts)
+        tensors[name] = whole if place is None else place(name, whole)
     return dict(join_tensors(manifest["content"], tensors))
 
 
-def _read(name: str, entry: Mapping[str, Any], parts: list[Any], target: Target | None) -> Tensor:
-    """Put the boxes of a tensor together, or those of them that this rank holds."""
-    size, dtype = torch.Size(entry["shape"]), getattr(torch, entry["dtype"])
-    tensor = torch.empty(size, dtype=dtype) if target is None else target(name, size, dtype)
-    here, own = local(tensor), _box_of(tensor)
+def _read(name: str, entry: Mapping[str, Any], parts: list[Any]) -> Tensor:
+    """Put the boxes of a tensor together."""
+    tensor = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     for rank, start, shape in entry["boxes"]:
-        saved = _Box(tuple(start), tuple(shape))
-        to, of = saved.within(own), own.within(saved)
-        if to is None or of is None:
-            continue
-        content = parts[rank].get_slice(name)[of] if of else parts[rank].get_tensor(name)
-        here[to] = (torch.view_as_complex(content.contiguous()) if dtype.is_complex else content).to(here.device)
+        numbers[tuple(slice(first, first + n) for first, n in zip(start, shape))] = parts[rank].get_tensor(name)
     return tensor
 
 
@@ -210,29 +195,14 @@ class RankLayout:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._ranks, self._device = ranks, device
 
-    def target(self, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Make the empty tensor that an entry of a checkpoint folder is read into."""
-        like = self._like(name, size)
-        if like is not None:
-            return torch.empty_like(like, dtype=dtype)
+    def place(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor of a checkpoint."""
+        like = self._like(name, whole.shape)
+        if isinstance(like, DTensor):
+            return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
         if name.startswith("state."):
-            rows, rest = self._rows(name, size), size[1:]
-            return self.of_all_streams(torch.empty((rows, *rest), dtype=dtype, device=self._device))
-        return torch.empty(size, dtype=dtype)
-
-    def lay_out(self, payload: Payload) -> Payload:
-        """Take this rank's part of a whole checkpoint, as one process writes it."""
-        plain, tensors = split_tensors(payload, Path("the checkpoint"))
-        parts: dict[str, Tensor] = {}
-        for name, whole in tensors.items():
-            like = self._like(name, whole.shape)
-            if isinstance(like, DTensor):
-                parts[name] = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
-            elif name.startswith("state."):
-                parts[name] = whole.split(self._rows(name, whole.shape))[self._ranks.data_rank]
-            else:
-                parts[name] = whole
-        return dict(join_tensors(plain, parts))
+            return whole.split(self._rows(name, whole.shape))[self._ranks.data_rank].clone()
+        return whole
 
     def of_all_streams(self, rows: Tensor) -> Tensor:
         """Turn this rank's streams into a distributed tensor of all streams; each rank holds its own."""

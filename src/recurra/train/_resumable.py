@@ -14,7 +14,7 @@ from recurra._files.writing import discard
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
 from recurra.state import map_tensors, state_from_plain, state_to_plain
-from recurra.train._process import Ranks, local, recompute_blocks, reseed, set_up_process, settled, shard
+from recurra.train._process import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, require_fitting
 from recurra.train.experiment import Experiment, require_resumable, to_plain
 from recurra.train.losses import Levels, Objective
@@ -132,7 +132,8 @@ class ResumableRun:
             whole = self.model if self._shard is None else self.experiment.build_model(self.data)
             self._begun = self.experiment.load_initial_weights(whole, self.data)
             if self._begun and whole is not self.model:
-                self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
+                parts = {name: self._layout.place(f"model.{name}", x) for name, x in whole.state_dict().items()}
+                self.model.load_state_dict(parts)
         return self._begun or "" if self.adapters is None else f"{self._begun}; {self.adapters}"
 
     def snapshot(self) -> Payload:
@@ -165,16 +166,12 @@ class ResumableRun:
             if not self.checkpoints.best.exists():
                 return  # `fit` calls `begin`
             which = "best"
-        target, device = (self._layout.target, "cpu") if self.ranks.several else (None, self.fabric.device)
-        path, saved = self.checkpoints.load(which, device, target=target)
+        place, device = (self._layout.place, "cpu") if self.ranks.several else (None, self.fabric.device)
+        path, saved = self.checkpoints.load(which, device, place=place)
         require_resumable(saved["config"], self.experiment)
         if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
             got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
             raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
-        if self.ranks.several:
-            if not path.is_dir():
-                saved = self._layout.lay_out(saved)
-            saved["state"] = map_tensors(local, saved["state"])
         if saved["data"] != self._data_fingerprint:
             got = f"{self.experiment.data.path}, which has changed since {path} was saved"
             hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"

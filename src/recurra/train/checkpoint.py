@@ -27,7 +27,7 @@ from recurra._files.writing import NO_ROOM, discard, free_bytes, replacing
 from recurra.checks import kind_of, sentence
 
 if TYPE_CHECKING:
-    from recurra.train._distributed_checkpoint import Target
+    from recurra.train._distributed_checkpoint import Place
 
 _FORMAT = "recurra checkpoint"
 SUFFIX = ".safetensors"
@@ -133,14 +133,14 @@ def _save_checkpoint(path: Path, payload: Payload) -> None:
 
 
 def load_checkpoint(
-    path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None, scored_only: bool = False
+    path: Path, device: torch.device | str = "cpu", *, place: "Place | None" = None, scored_only: bool = False
 ) -> Payload:
     """Check every byte of a checkpoint, and read it.
 
     Args:
         path: a file, or the folder that several ranks wrote.
         device: where the tensors of a file go.
-        target: what the tensors of a folder are read into; None reads all of them, to the CPU.
+        place: returns a rank's part of each tensor; None keeps all of it.
         scored_only: copy only the weights that are scored into memory. All other tensors of a file stay mapped to it.
 
     Raises:
@@ -153,9 +153,9 @@ def load_checkpoint(
         if path.is_dir():
             from recurra.train._distributed_checkpoint import load_sharded  # slow to import
 
-            payload = load_sharded(path, target)
+            payload = load_sharded(path, place)
         else:
-            payload = _load_file(path, device, scored_only)
+            payload = _load_file(path, device, place, scored_only)
         if (found := payload.get("format")) != _FORMAT:
             raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
         require_finite(payload["model"], path)
@@ -171,11 +171,11 @@ def load_checkpoint(
     return payload
 
 
-def _load_file(path: Path, device: torch.device | str, scored_only: bool) -> Payload:
+def _load_file(path: Path, device: torch.device | str, place: "Place | None", scored_only: bool) -> Payload:
     tensors, metadata = read_safetensors(path, _CHECKPOINT)
     if _METADATA not in metadata:
         raise ValueError(sentence(str(path), "another kind of file", _CHECKPOINT))
-    found = parse_json(metadata[_METADATA], f"the metadata of {path}", allow_nan=True)
+    found = parse_json(metadata[_METADATA], f"the metadata of {path}")
     try:
         digest, strides = found.pop("sha256"), found["strides"]
         tensors |= {name: torch.view_as_complex(tensors[name]) for name in found["complex"]}
@@ -188,6 +188,7 @@ def _load_file(path: Path, device: torch.device | str, scored_only: bool) -> Pay
     except _MALFORMED as error:
         got = "damaged: its content does not match its digest"
         raise ValueError(sentence(str(path), got, _CHECKPOINT)) from error
+    tensors = tensors if place is None else {name: place(name, tensor) for name, tensor in tensors.items()}
     return dict(join_tensors(found["content"], tensors))
 
 
@@ -239,7 +240,7 @@ def _best_step(path: Path) -> int:
 
 def _described(path: Path) -> Any:
     """Read what a file holds besides tensors, without checking it."""
-    return parse_json(read_metadata(path)[_METADATA], str(path), allow_nan=True)["content"]
+    return parse_json(read_metadata(path)[_METADATA], str(path))["content"]
 
 
 class CheckpointFolder:
@@ -369,7 +370,7 @@ class CheckpointFolder:
         which: str,
         device: torch.device | str = "cpu",
         *,
-        target: "Target | None" = None,
+        place: "Place | None" = None,
         scored_only: bool = False,
     ) -> tuple[Path, Payload]:
         """Find and read a checkpoint; a CheckpointError offers an older one if there is one.
@@ -378,10 +379,10 @@ class CheckpointFolder:
         """
         path = self.find(which)
         try:
-            return path, load_checkpoint(path, device, target=target, scored_only=scored_only)
+            return path, load_checkpoint(path, device, place=place, scored_only=scored_only)
         except CheckpointError as error:
             if self.find(which) != path:
-                return self.load(which, device, target=target, scored_only=scored_only)
+                return self.load(which, device, place=place, scored_only=scored_only)
             older = [other for other in self.steps() if other != path]
             if which == "last" and older:
                 offer = f"The previous one, {older[-1]}, is still there: choose it with --checkpoint previous"

@@ -3,9 +3,6 @@
 import errno
 import json
 import math
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from recurra._files.reading import parse_json, read_text, require_fields
+from recurra._files.reading import parse_json, read_text
 from recurra._files.writing import naming, replacing
 from recurra.checks import require, sentence
 from recurra.train._process import Ranks
@@ -28,14 +25,10 @@ Unit: TypeAlias = Literal["tokens", "frames"]
 """The unit of the data: what its steps are, and how speed is counted."""
 
 _MEASURED = ("epoch", "train_loss", "valid_loss", "valid_accuracy", "learning_rate", "gradient_norm", "seconds")
-_COLUMNS: dict[str, type] = {
-    **dict.fromkeys(("step", "tokens", "frames", "level"), int),
-    **dict.fromkeys((*_MEASURED, "tokens_per_second", "frames_per_second"), float),
-}
+_COLUMNS = ("step", "tokens", "frames", "level", *_MEASURED, "tokens_per_second", "frames_per_second")
 """Losses are in nats per counted target. Tokens or frames, and seconds, count from the start of the run and exclude
 evaluation. The level is that of data that wait until one is learned."""
 
-_MOST_BYTES = 2**30
 _MEND = "remove the file, and a resumed run logs from its checkpoint on"
 
 
@@ -102,7 +95,7 @@ class JsonLog:
 
 
 def _line(record: _Record) -> str:
-    unknown = ", ".join(sorted(record.keys() - _COLUMNS.keys()))
+    unknown = ", ".join(sorted(record.keys() - set(_COLUMNS)))
     require(not unknown, "record", unknown, f"keys among {', '.join(_COLUMNS)}")
     return json.dumps({name: value for name, value in record.items() if value is not None}) + "\n"
 
@@ -118,13 +111,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         ValueError: it is no log.
     """
     records = []
-    for number, line in enumerate(read_text(path, most_bytes=_MOST_BYTES, hint=_MEND).split("\n")[:-1], 1):
+    for number, line in enumerate(read_text(path, hint=_MEND).split("\n")[:-1], 1):
         where = f"{path}:{number}"
-        record = parse_json(line, where, allow_nan=True, hint=_MEND)
-        if "step" not in record or not record.keys() <= _COLUMNS.keys():
+        record = parse_json(line, where, hint=_MEND)
+        if "step" not in record or not record.keys() <= set(_COLUMNS):
             expected = f"step, and keys among {', '.join(_COLUMNS)}"
             raise ValueError(sentence(where, f"a record of {', '.join(record) or 'nothing'}", expected, _MEND))
-        require_fields(record, _COLUMNS, where)
         records.append(dict.fromkeys(_COLUMNS) | record)
     return records
 
@@ -132,42 +124,24 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class TensorBoardLog:
     """Records as TensorBoard scalars, each flushed as soon as it is written, in an event file of their own.
 
-    TensorBoard forgets what an earlier process wrote after `last_step`. torch's SummaryWriter would write in a thread
-    of its own, where a full disk ends in a traceback.
+    TensorBoard forgets what an earlier process wrote after `last_step`.
     """
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
-        # Slow to import, and not every run needs it.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and not every run needs it
 
-        self._event, self._summary = Event, Summary
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files in the order of their names, and the clock may have been set back.
-        before = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*.*"))
-        number = max([time.time_ns(), *(int(word) + 1 for word in before if word.isdecimal())])
-        self._path = folder / f"events.out.tfevents.{number}.{socket.gethostname()}.{os.getpid()}"
-        self._file = RecordWriter(self._path.open("xb"))
-        self._write(Event(file_version="brain.Event:2"))
-        self._write(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._writer: Any = SummaryWriter(folder, purge_step=last_step + 1)
 
     def write(self, record: _Record) -> None:
         """Add a scalar for each number of the record. Raises OSError."""
-        numbers = {name: float(value) for name, value in record.items() if name != "step"}
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._write(self._event(step=record["step"], summary=self._summary(value=values)))
-
-    def _write(self, event: Any) -> None:
-        event.wall_time = time.time()
-        with naming(self._path):
-            self._file.write(event.SerializeToString())
-            self._file.flush()
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, float(value), record["step"])
+        self._writer.flush()
 
     def close(self) -> None:
         """Close the file. Raises OSError."""
-        with naming(self._path):
-            self._file.close()
+        self._writer.close()
 
 
 class RunProgress:

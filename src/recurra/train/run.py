@@ -328,5 +328,5 @@ def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     # What could not be measured may be NaN, and the perplexity of a bad model infinite.
-    scores: dict[str, Any] = read_json(file, "the file of scores", allow_nan=True, hint=AGAIN)
+    scores: dict[str, Any] = read_json(file, "the file of scores", hint=AGAIN)
     return scores

@@ -113,9 +113,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json. Raises OSError, and ValueError if it is damaged."""
-        content: dict[str, Any] = read_json(
-            self.summary, allow_nan=True, hint="remove the file; a resumed run writes it again"
-        )
+        content: dict[str, Any] = read_json(self.summary, hint="remove the file; a resumed run writes it again")
         return content
 
 

@@ -8,18 +8,19 @@ Only first derivatives are supported: a differentiable backward pass raises NotI
 several ranks, an error in one leaves the others waiting for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from recurra.mixers.base import Mixer, Recurrence
 from recurra.models.language_model import LanguageModel
 from recurra.ops.scan.parallel import refuse_second_derivative
+from recurra.state import map_tensors, tensors
 
 _SHARED = "a sequence shared by several ranks"
 
@@ -137,44 +138,37 @@ class _Entering(torch.autograd.Function):
 
 
 def _send(y: Tensor, state: Any, pieces: Pieces) -> tuple[Tensor, Any]:
-    dist.send_object_list([_described(state)], pieces.global_rank(pieces.rank + 1), group=pieces.group)
+    dist.send_object_list([y.device.type, _on_cpu(state)], pieces.global_rank(pieces.rank + 1), group=pieces.group)
     leaves, structure = tree_flatten(state)
-    y, *sent = _Send.apply(pieces, y, *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
-    remaining = iter(sent)
-    return y, tree_unflatten([next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+    y, *linked = _Send.apply(pieces, y, *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+    return y, tree_unflatten(_with_tensors(leaves, linked), structure)
 
 
 def _receive(pieces: Pieces) -> tuple[Tensor, Any]:
-    told: list[Any] = [None]
+    told: list[Any] = [None, None]
     dist.recv_object_list(told, pieces.global_rank(pieces.rank - 1), group=pieces.group)
-    leaves, structure = tree_flatten(told[0])
-    empty = [leaf.empty() for leaf in leaves if isinstance(leaf, _Form)]
-    link, *received = _Receive.apply(pieces, torch.zeros((), requires_grad=torch.is_grad_enabled()), *empty)
-    remaining = iter(received)
-    return link, tree_unflatten([next(remaining) if isinstance(leaf, _Form) else leaf for leaf in leaves], structure)
+    device, state = told
+    leaves, structure = tree_flatten(state)
+    received = [leaf.to(device) for leaf in leaves if isinstance(leaf, Tensor)]
+    link, *linked = _Receive.apply(pieces, torch.zeros((), requires_grad=torch.is_grad_enabled()), *received)
+    return link, tree_unflatten(_with_tensors(leaves, linked), structure)
 
 
-class _Form:
-    """What a tensor of a state looks like; a leaf like the tensor itself."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device.type
-
-    def empty(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+def _on_cpu(state: Any) -> Any:
+    """Return a state that can be pickled by itself: a view would take along all of its memory."""
+    return map_tensors(lambda x: x.detach().resolve_conj().cpu().clone(), state)
 
 
-def _described(state: Any) -> Any:
-    return tree_map(lambda leaf: _Form(leaf) if isinstance(leaf, Tensor) else leaf, state)
+def _with_tensors(leaves: list[Any], linked: Iterable[Tensor]) -> list[Any]:
+    remaining = iter(linked)
+    return [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 class _Send(torch.autograd.Function):
-    """Forward it sends the state; backward it waits for the state's gradient, which comes before y's is used."""
+    """Backward it waits for the gradient of the state that was sent, which comes before y's is used."""
 
     @staticmethod
     def forward(ctx: Any, pieces: Pieces, y: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        for tensor in state:
-            dist.send(_wire(tensor), pieces.global_rank(pieces.rank + 1), group=pieces.group)
         ctx.pieces, ctx.forms = pieces, [torch.empty_like(tensor, device="meta") for tensor in state]
         return (y.view_as(y), *(tensor.view_as(tensor) for tensor in state))
 
@@ -195,14 +189,12 @@ class _Send(torch.autograd.Function):
 
 
 class _Receive(torch.autograd.Function):
+    """Backward it sends the gradient of the state that was received."""
+
     @staticmethod
     def forward(ctx: Any, pieces: Pieces, link: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        received = []
-        for tensor in state:
-            wire = _wire(tensor)
-            dist.recv(wire, pieces.global_rank(pieces.rank - 1), group=pieces.group)
-            received.append(torch.view_as_complex(wire) if tensor.is_complex() else wire)
         ctx.pieces = pieces
+        received = [tensor.clone() for tensor in state]
         ctx.mark_non_differentiable(*(tensor for tensor in received if not _differentiable(tensor)))
         ctx.save_for_backward(*(torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape) for t in received))
         return (link.clone(), *received)
@@ -229,16 +221,7 @@ def _differentiable(tensor: Tensor) -> bool:
 
 def final_state(state: Any, pieces: Pieces) -> Any:
     """Return the state after the whole sequence, which the last rank has, on every rank, without gradients."""
-    last, mine = pieces.global_rank(pieces.count - 1), pieces.rank == pieces.count - 1
-    told = [_described(state)]
-    dist.broadcast_object_list(told, last, group=pieces.group)
-    forms, structure = tree_flatten(told[0])
-    final = []
-    for form, leaf in zip(forms, tree_leaves(state) if mine else forms):
-        if isinstance(form, _Form):
-            tensor = leaf.detach() if mine else form.empty()
-            wire = _wire(tensor)
-            dist.broadcast(wire, last, group=pieces.group)
-            form = torch.view_as_complex(wire) if tensor.is_complex() else wire
-        final.append(form)
-    return tree_unflatten(final, structure)
+    told = [_on_cpu(state)]
+    dist.broadcast_object_list(told, pieces.global_rank(pieces.count - 1), group=pieces.group)
+    device = next((tensor.device for tensor in tensors(state)), torch.device("cpu"))
+    return map_tensors(lambda x: x.to(device), told[0])

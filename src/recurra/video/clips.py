@@ -224,7 +224,7 @@ class PoseFolder:
 
 def read_poses(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Read a pose file: joints (frames, joints, 2), and features (rows, channels) if there are any, in float32."""
-    content = _read_npz(file) if file.suffix == ".npz" else read_json(file, most_bytes=_MOST_BYTES)
+    content = _read_npz(file) if file.suffix == ".npz" else read_json(file)
     require("joints" in content, str(file), "a file without joints", "one with an array `joints`")
     joints = _array(content["joints"], f"joints of {file}")
     if joints.ndim != 3 or joints.shape[2] != 2 or 0 in joints.shape:

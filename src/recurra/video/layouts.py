@@ -30,7 +30,6 @@ _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 _FIRST_OF_A_HEADER = ("path", "file", "filename", "video", "video_path", "video_name")
 _NAMED_IN_A_MESSAGE = 5
 _SHOWN = 200  # characters of a line in a message
-_MOST_BYTES = 256 * 2**20
 _MOST_DIGITS = 9
 _MOST_CLASSES_OF_FEW = 1000
 
@@ -129,7 +128,7 @@ def _some(things: Sequence[object]) -> str:
 
 def _read_list(path: Path) -> list[tuple[str, str, str]]:
     """Read the (path, label, "file:line") of each line of a list."""
-    text = read_text(path, most_bytes=_MOST_BYTES).removeprefix("\ufeff")
+    text = read_text(path).removeprefix("\ufeff")
     lines = [(f"{path}:{number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(sentence(str(path), "an empty list", "a line for each video"))
@@ -286,7 +285,6 @@ def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
 
 
 _FINDINGS = 1  # the format of cache entries
-_CHECKED_MOST_BYTES = 2**30
 
 
 class CheckedVideo(NamedTuple):
@@ -333,7 +331,7 @@ def _findings(paths: list[Path], workers: int, store: Cache) -> list[VideoInfo |
                 count(1)
         out.write(json.dumps(looked).encode())
 
-    kept = read_json(store.get("videos", made_from, write), kind=list, most_bytes=_CHECKED_MOST_BYTES)
+    kept = read_json(store.get("videos", made_from, write), kind=list)
     return [finding if isinstance(finding, str) else VideoInfo(*finding) for finding in kept]
 
 

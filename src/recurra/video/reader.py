@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,7 +18,6 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from recurra._files.reading import require_file
 from recurra.checks import require, sentence
 
 _REFERRING = frozenset(
@@ -30,11 +28,6 @@ _REFERRING = frozenset(
 
 def _open_container(path: str) -> Any:
     """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else."""
-    if Path(path).exists():
-        try:
-            require_file(Path(path))
-        except ValueError as error:
-            raise VideoError(str(error)) from error
     options = {"format_whitelist": _self_contained_formats(), "protocol_whitelist": "file"}
     # Titles and authors are not read here, and old files have them in old encodings.
     import av

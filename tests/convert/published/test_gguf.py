@@ -345,7 +345,6 @@ def altered(name, tokenizer, path, monkeypatch, **changes):
             "rope.dimension_count in .* is 16; expected a whole number from 32",
         ),
         ("lfm2", {"attention.sliding_window": 7}, "attention.sliding_window in .* is 7, which is not supported"),
-        ("qwen3.5", {"attention.key_length": 2**31 - 1}, "key_length in .* is .*; expected a whole number from 1 to"),
         ("granite", {"attention.head_count": 65}, "attention.head_count is 65; expected a divisor of embedding_length"),
         (
             "qwen3.5",

@@ -71,12 +71,6 @@ def test_shards_with_an_index(copy):
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     found = from_huggingface(folder).model.state_dict()
     assert all(torch.equal(found[name], whole[name]) for name in whole)
-    index.write_text(json.dumps({"weight_map": {**places, "elsewhere": "part-0.safetensors"}}))
-    with pytest.raises(ValueError, match="one that lists elsewhere; expected tensors that its shards hold"):
-        from_huggingface(folder)
-    index.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
-    with pytest.raises(ValueError, match="expected a file of the same folder"):
-        from_huggingface(folder)
     index.unlink()
     with pytest.raises(FileNotFoundError, match=r"without weights; expected model\.safetensors or pytorch_model\.bin"):
         from_huggingface(folder)
@@ -91,10 +85,8 @@ def test_shards_with_an_index(copy):
         ("mamba", {"model_type": "llama"}, "model_type in .* is 'llama'; expected one of"),
         ("mamba", {"state_size": 6}, r"the shape of backbone\.layers\.0\.mixer\.A_log .* is \(48, 5\); expected"),
         ("mamba", {"num_hidden_layers": 3}, r"not one model's \(missing: backbone\.layers\.2\.norm\.weight"),
-        ("mamba", {"num_hidden_layers": 10**6}, "1000000 blocks for 22 tensors; expected at least one tensor a block"),
         ("mamba", {"num_hidden_layers": 1}, r"unknown: backbone\.layers\.1\.mixer\.A_log, .* and \d more"),
         ("mamba-untied", {"tie_word_embeddings": True}, "differ; expected one in which they are equal, as its config"),
-        ("rwkv", {"hidden_size": 2**31 - 1}, r"config\.json: Storage size calculation overflowed"),
         ("recurrent-gemma", {"rope_theta": 5e5, "rope_parameters": None}, "rope_theta is 500000.0; expected 10000"),
         ("recurrent-gemma", {"block_types": ["mlp"]}, "block_types in .*; expected a list of recurrent, attention"),
         ("jamba", {"num_experts": 16}, r"missing: model\.layers\.1\.feed_forward\.router\.weight"),

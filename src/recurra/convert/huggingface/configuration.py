@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
-from recurra._files.digests import MANIFEST, read_manifest, require_files
-from recurra._files.reading import read_json, require_fields
+from recurra._files.digests import read_manifest, require_files
+from recurra._files.reading import read_json
 from recurra._files.weights import read_metadata
 from recurra.checks import kind_of, require, require_at_least, sentence
 from recurra.models.registry import DataSizes, ModelEntry, list_models
@@ -20,27 +20,17 @@ from recurra.state import detach, n_streams, select
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index*.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
-_ABOUT = {"step": int | None, "experiment": dict[str, Any] | None, "files": dict[str, str]}
-_MOST_INDEX_BYTES = 32 * 2**20
 _WITH_CODE = ("config.json", "tokenizer_config.json", "generation_config.json")
 
 
 def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
     """Refuse a folder with files that are not what they should be, before transformers reads them."""
     manifest = read_manifest(folder)
-    require_fields(manifest, _ABOUT, str(folder / MANIFEST))
     require_files(folder, manifest.get("files", {}), patterns)
     for path in (folder / name for name in _WITH_CODE):
-        if path.is_file() and "auto_map" in read_json(path, allow_nan=True):
+        if path.is_file() and "auto_map" in read_json(path):
             got = "a file with auto_map, which names code to run"
             raise ValueError(sentence(str(path), got, "a folder without code of its own", "remove auto_map"))
-    for path in sorted(folder.glob("*.index*.json")):
-        names = read_json(path, most_bytes=_MOST_INDEX_BYTES, allow_nan=True).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(sentence(f"weight_map in {path}", kind_of(names), "an object of names of files"))
-        for name in sorted(set(names.values())):
-            if name in ("", ".", "..") or "/" in name or "\\" in name:
-                raise ValueError(sentence(f"weight_map in {path}", f"one with {name!r}", "names of files beside it"))
     for path in sorted(folder.glob("*.safetensors")):
         read_metadata(path, "weights that save_pretrained wrote")
     return manifest

@@ -22,7 +22,6 @@ from recurra.convert.huggingface.modeling import MODELS, causal_lm
 from recurra.convert.portable import PortableModel
 from recurra.data.tokenizers import (
     EOS,
-    MOST_TOKENIZER_BYTES,
     UNK,
     BytePairEncoding,
     TextEncoder,
@@ -77,7 +76,7 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    content = parse_tokenizer(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
+    content = parse_tokenizer(read_text(path), str(path))
     if content["model"].get("type") == "WordLevel":
         encoder: TextEncoder = _words_of(content["model"].get("vocab"), path)
     else:

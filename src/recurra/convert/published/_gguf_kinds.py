@@ -18,8 +18,6 @@ from recurra.convert.published._settings import Settings
 
 Entries = dict[str, Any]
 INNER, KV_HEADS = "ssm.inner_size", "attention.head_count_kv"
-_MOST = 2**24
-"""Limit on all sizes except the vocabulary's: some become lists before any tensor is checked."""
 _MOST_CONTEXT = 2**18
 """Context length written to files: llama.cpp requires a number."""
 
@@ -47,7 +45,7 @@ class Kind(NamedTuple):
     def entries(self, settings: Settings, names: set[str], vocab_size: int) -> Entries:
         """Return the entries of config.json, from a file's metadata and the names of its tensors."""
         entries: Entries = {"model_type": self.model_type, "vocab_size": vocab_size}
-        entries |= {entry: settings.size(key, most=_MOST) for key, entry in self.sizes.items()}
+        entries |= {entry: settings.size(key) for key, entry in self.sizes.items()}
         n_ahead = settings.size("nextn_predict_layers", 0, least=0, most=entries["num_hidden_layers"] - 1)
         entries["num_hidden_layers"] -= n_ahead  # the last layers, for multi-token prediction
         key, entry = self.epsilon

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recurra._choices import PUBLISHED_CLASSES
 from recurra.checks import kind_of, sentence
-from recurra.convert.published._settings import MOST_LAYERS, Settings
+from recurra.convert.published._settings import Settings
 from recurra.layers.feed_forward import MixtureOfExperts
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
@@ -289,7 +289,7 @@ def read_config(architecture: Architecture, settings: Settings) -> LanguageModel
     """Make a model's shape of its config.json."""
     for other, key in architecture.other_names.items():
         settings.rename(other, key)
-    n_layer = settings.size("num_hidden_layers", None if architecture.counts_layers else 1, most=MOST_LAYERS)
+    n_layer = settings.size("num_hidden_layers", None if architecture.counts_layers else 1)
     d_model = settings.size("hidden_size")
     shape: dict[str, Any] = {
         "vocab_size": settings.size("vocab_size"),
@@ -406,7 +406,9 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
         for name, part in zip(place.theirs, place.rule.write(parameters[place.own].detach()), strict=True):
             got, wanted = tuple(weights[name].shape), tuple(part.shape)
             if got != wanted:
-                raise ValueError(sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its config.json says"))
+                raise ValueError(
+                    sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its configuration says")
+                )
     return given
 
 
@@ -428,7 +430,7 @@ def fill(
             parameter.copy_(values)
         elif not torch.equal(values, parameter):
             got = f"one in which {name} and {place.theirs[0]} differ"
-            raise ValueError(sentence(what, got, "one in which they are equal, as its config.json ties them"))
+            raise ValueError(sentence(what, got, "one in which they are equal, as its configuration ties them"))
         uses.subtract(place.theirs)
         for name in (name for name in place.theirs if not uses[name]):
             del weights[name]
@@ -480,7 +482,7 @@ def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -
             continue
         n_rows = one.n_groups * sum(one.sizes)
         if whole.dim() != 2 or len(whole) != n_rows:
-            expected = f"{n_rows} rows, as its config.json says"
+            expected = f"{n_rows} rows, as its configuration says"
             raise ValueError(sentence(f"the shape of {one.name} in {what}", tuple(whole.shape), expected))
         parts = whole.unflatten(0, (one.n_groups, -1)).split(list(one.sizes), 1)
         weights |= zip(one.names, (part.flatten(0, 1) for part in parts), strict=True)

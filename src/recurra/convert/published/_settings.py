@@ -7,9 +7,6 @@ from typing import Any
 
 from recurra.checks import require, sentence
 
-MOST_LAYERS = 10**6
-"""How many layers a config.json may ask for: each gets an entry in a list before any weight is read."""
-
 _MOST = 2**31 - 1
 
 # How transformers before 5 goes on from a model's logits stood in every config.

@@ -66,7 +66,7 @@ def from_gguf(path: Path, dtype: torch.dtype) -> PortableModel:
     own = {key.removeprefix(f"{name}."): value for key, value in metadata.items()}
     entries = kind.entries(Settings(own, str(path)), set(tensors), int(embedding.shape[-1]))
     architecture = _ARCHITECTURES[entries["model_type"]]
-    outline = outline_of(architecture, entries, len(tensors), str(path))
+    outline = outline_of(architecture, entries, str(path))
     n_layer, n_blocks = entries["num_hidden_layers"], int(own["block_count"])
     ahead = tuple(f"blk.{number}." for number in range(n_layer, n_blocks))
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(ahead)}
