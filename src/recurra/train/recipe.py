@@ -5,6 +5,7 @@
 
 import copy
 import itertools
+import re
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
@@ -189,7 +190,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words]))
         return Experiment(**{field.name: values[field.name] for field in fields(Experiment)})
     except (ArgumentError, ValueError, TypeError) as error:
-        raise RecipeError(f"{path}: {one_line(error)}") from error
+        raise RecipeError(f"{path}: {_of_parser(error)}") from error
 
 
 def mixer_of_recipe(path: Path | str) -> Any:
@@ -347,3 +348,26 @@ def _require_known(path: Path | str, key: str, known: set[str]) -> None:
         raise RecipeError(f"{path}: {key} is an unknown key: did you mean {' or '.join(close)}?")
     beside = set(fields_there.values()) or {other.partition(".")[0] for other in known}
     raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)))}")
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "dict": "{key: value}",
+    "tuple": "a list, as in [1, 2]",
+    "list": "a list, as in [1, 2]",
+    "NoneType": "null",
+}
+
+
+def _of_parser(error: Exception) -> str:
+    """Say what the parser refused as the project's own checks do."""
+    line = one_line(error)
+    found = re.match(r'Parser key "(.+?)": .*?(?:Got value|Given value):(.*)', line)
+    if not found:
+        return line
+    kinds = re.findall(r"Expected a (?:<class ')?(.+?)(?:'>)?(?=\.? (?:Got value|Given value|-|Expected a))", line)
+    words = [_TYPES.get(kind, kind.removeprefix("typing.").replace("Literal", "one of ")) for kind in kinds]
+    return sentence(found[1], found[2].strip() or "empty", " or ".join(words))
