@@ -359,6 +359,31 @@ kernel = LoopKernel(double)
 """
 
 
+def test_parts_of_one_kernel_are_not_taken_for_those_of_another(tmp_path, run_python):
+    """The form for one thread drops the argument that `fibonacci` ignores; the one for all threads passes it."""
+    program = """
+    import numba, numpy, torch
+    from recurra.ops._toolkit.launch import LoopKernel, compile_part
+
+    @compile_part
+    def fibonacci(ignored, n):
+        return n if n < 2 else fibonacci(ignored, n - 1) + fibonacci(ignored, n - 2)
+
+    def write(ignored, ns, results):
+        for i in numba.prange(len(ns)):
+            results[i] = fibonacci(ignored[i], ns[i])
+
+    torch.set_num_threads(2)
+    kernel, ns = LoopKernel(write), numpy.arange(8)
+    for work in (1, 10**6):
+        results = numpy.zeros(8, int)
+        kernel(numpy.ones(8), ns, results, jobs=8, work=work)
+        print(results.tolist())
+    """
+    printed = run_python(program, NUMBA_CACHE_DIR=str(tmp_path / "cache"), OMP_NUM_THREADS="2")
+    assert printed.split("\n")[:2] == ["[0, 1, 1, 2, 3, 5, 8, 13]"] * 2
+
+
 def test_no_folder_for_compiled_code(tmp_path, run_python):
     """Neither next to the source nor in the user's folder: files stand in place of both folders."""
     copy = tmp_path / "package" / "recurra"

@@ -21,11 +21,12 @@ class _KernelCode(JITCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        # Parts of equal names would be merged with those of kernels that other processes put into the cache on disk:
-        # Numba tells functions of one name apart by a number that counts within a process.
+        # Parts of equal names would be merged with those of other code in the process, which may be of another process
+        # (from the cache on disk) or call them with other arguments. LLVM's linker also merges names that are only
+        # internal: it takes a function of Numba's to be one that this module optimised for its own callers.
         for function in self._final_module.functions:
             if function.linkage == llvm.Linkage.linkonce_odr and not function.is_declaration:
-                function.linkage = llvm.Linkage.internal
+                function.linkage = llvm.Linkage.private
         options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.slp_vectorization = False
         builder = llvm.create_pass_builder(self._codegen._tm, options)
