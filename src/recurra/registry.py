@@ -60,7 +60,8 @@ class Registry(Generic[_Entry]):
             return self._entries[name]
         except KeyError:
             hint = did_you_mean(name, self)
-            rest = f": {hint}" if hint else f"; there are: {', '.join(self)}"
+            own = "import the module that registers your own (commands take --import MODULE)"
+            rest = f": {hint}" if hint else f"; there are: {', '.join(self)}; {own}"
             raise ValueError(f"unknown {self.kind} {name!r}{rest}") from None
 
     def __iter__(self) -> Iterator[str]:

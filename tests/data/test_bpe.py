@@ -176,6 +176,7 @@ def test_many_texts_are_encoded_as_each_alone(encoder):
     assert [piece.tolist() for piece in np.split(tokens, np.cumsum(lengths)[:-1])] == [
         encoder.encode(text).tolist() for text in TEXTS
     ]
+    assert [len(part) for part in encoder.encode_each([])] == [0, 0]
 
 
 def test_a_long_document_is_encoded_line_by_line(monkeypatch):

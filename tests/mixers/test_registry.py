@@ -24,13 +24,15 @@ def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_pytho
 def test_an_unknown_name_gets_near_ones_or_all():
     with pytest.raises(ValueError, match=r"^unknown mixer 'gatelop': did you mean gateloop\?$"):
         recurra.create_mixer("gatelop", 8)
-    with pytest.raises(ValueError, match=r"^unknown mixer 'q'; there are: delta-net, .*zamba2$"):
+    with pytest.raises(ValueError, match=r"^unknown mixer 'q'; there are: delta-net, .*zamba2; import .*--import M"):
         recurra.create_mixer("q", 8)
 
 
 def test_an_unknown_option_lists_those_that_exist():
     with pytest.raises(ValueError, match=r"mixer 'gateloop' has no option heads; expected one of .*n_heads"):
         recurra.create_mixer("gateloop", 8, heads=2)
+    with pytest.raises(ValueError, match=r"mixer 'gru' has no option heads; expected no options$"):
+        recurra.create_mixer("gru", 8, heads=2)
 
 
 def test_a_name_is_given_once(run_python):

@@ -121,6 +121,18 @@ def test_runs_have_names_too(tiny, empty_folder):
         find_run("first-tri")
 
 
+def test_names_are_enough_to_resume_and_to_count(tiny, empty_folder, capsys):
+    shutil.copytree(tiny, empty_folder / "runs" / "first-try")
+    with pytest.warns(UserWarning, match="^first-try is the run in"):
+        assert main(["cost", "first-try", "--json"]) == 0
+    assert '"name": "first-try"' in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="^first-try is the run in"):
+        assert main(["train", "--resume", "first-try"]) == 0
+    assert "run folder: runs/first-try" in capsys.readouterr().out
+    assert main(["train", "--resume", "books"]) == 2  # it has no optimiser's state
+    assert "expected a checkpoint that training can continue from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [("boks", r"mean books\?"), ("memory_horizon", r"mean memory-horizon\?"), ("x", "`recurra models` lists")],

@@ -88,6 +88,12 @@ def test_bad_input(gateloop):
     assert torch.equal(stream.logits, before)
 
 
+def test_a_list_of_texts_is_refused(gateloop, unchecked):
+    for wrong in (["a", "b"], None):
+        with pytest.raises(TypeError, match=r"tokens is (\['a', 'b'\]|None); expected a text, or token ids$"):
+            Stream(gateloop).feed(wrong)
+
+
 def test_training_mode_is_refused_and_left_as_it_is():
     model = build("gateloop")
     stream = Stream(model)

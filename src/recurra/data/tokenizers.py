@@ -50,7 +50,8 @@ class _Encoder:
     def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode each text by itself. Return all tokens, one text after the other, and how many each text has."""
         encoded = [self.encode(text) for text in texts]
-        return np.concatenate(encoded), np.array([len(tokens) for tokens in encoded])
+        lengths = np.array([len(tokens) for tokens in encoded], np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *encoded]), lengths
 
     def to_json(self) -> str:
         raise NotImplementedError

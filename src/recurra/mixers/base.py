@@ -374,7 +374,8 @@ def create_mixer(name: str, d_model: int, **options: Any) -> Mixer:
     allowed = mixer_options(name)
     unknown = [option for option in options if option not in allowed]
     if unknown:
-        raise ValueError(f"mixer {name!r} has no option {', '.join(unknown)}; expected one of {', '.join(allowed)}")
+        fits = f"one of {', '.join(allowed)}" if allowed else "no options"
+        raise ValueError(f"mixer {name!r} has no option {', '.join(unknown)}; expected {fits}")
     return _mixers[name](d_model, **options)
 
 

@@ -216,7 +216,10 @@ class Stream(Continued):
             tokenizer = self._require_tokenizer()
             ids = tokenizer.encode(what) if self.position else encode_first(tokenizer, what)
             return torch.from_numpy(ids).to(device)
-        tokens = what if isinstance(what, Tensor) else torch.as_tensor(what, device="cpu")
+        try:
+            tokens = what if isinstance(what, Tensor) else torch.as_tensor(what, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(sentence("tokens", repr(what)[:80], "a text, or token ids")) from error
         if tokens.ndim != 1:
             raise ValueError(sentence("tokens", kind_of(tokens), "one dimension: the tokens of one stream"))
         if tokens.numel() and (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,8 +26,9 @@ from recurra.mixers.gateloop_attention import GateLoopAttention
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
 from recurra.train.metrics import read_metrics
-from recurra.train.recipe import load_recipe
+from recurra.train.recipe import RecipeError, find_recipe, load_recipe, split_variant
 from recurra.train.run import AGAIN, Run, find_scores, open_run, staleness
+from recurra.train.shipped import find_run
 
 
 def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
@@ -189,11 +191,11 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     """Count the cost of a recipe or a run. No weight is allocated.
 
     Args:
-        word: a recipe, FILE or FILE#VARIANT, or the folder of a run.
+        word: a recipe, FILE or FILE#VARIANT, or the folder or name of a run. A recipe precedes a run of the same name.
         overrides: values set over it.
         vocabulary: the size of the vocabulary; None takes that of the run, or of the recipe's corpus.
     """
-    run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
+    run = _run_of(word, overrides)
     experiment = load_recipe(word, overrides) if run is None else run.experiment
     # first: it refuses a model that cannot be counted, before its data are opened, or even generated
     n_steps = experiment.task.n_steps(experiment)
@@ -219,9 +221,24 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
 
 def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
     """Read the test perplexity that `recurra eval` measured of a run, with the same overrides."""
-    if not Path(word).is_dir():
+    run = _run_of(word, overrides)
+    if run is None:
         raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
-    return float(_checked_scores(open_run(word, overrides=overrides), "perplexity")["perplexity"])
+    return float(_checked_scores(run, "perplexity")["perplexity"])
+
+
+def _run_of(word: str, overrides: Sequence[str]) -> Run | None:
+    """Open a run by its folder or name; None if there is none, or a recipe has this name."""
+    folder = Path(word)
+    if not folder.is_dir():
+        with suppress(RecipeError):
+            find_recipe(str(split_variant(word)[0]))
+            return None
+        try:
+            folder = find_run(word)
+        except FileNotFoundError:
+            return None
+    return open_run(folder, overrides=overrides)
 
 
 def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[str, list[CostPoint]]:

@@ -189,11 +189,10 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
 def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Sequence[str] = ()) -> Trainer:
     """Prepare to continue a run from a checkpoint; `fit` trains it, and it is locked until that ends.
 
-    checkpoint: "last", "previous", "best" or the path of a file. overrides: values that override the run's config.yaml;
-    only some can be changed.
+    folder: the run's folder, or its name in runs/. checkpoint: "last", "previous", "best" or the path of a file.
+    overrides: values that override the run's config.yaml; only some can be changed.
     """
-    run = RunFolder(folder)
-    run.require_run()
+    run = RunFolder(find_run(folder))
     CheckpointFolder(run.checkpoints).require_trained(checkpoint)  # first: the data of such a run may be unknown
 
     def own_data(experiment: Experiment, ranks: Ranks) -> DataSet:
