@@ -32,6 +32,7 @@ PACKAGES = (
     "recurra.train",
     "recurra.train.run",
     "recurra.pretrained",
+    "recurra.testing",
     "recurra.streams",
     "recurra.decoding",
     "recurra.analysis",
