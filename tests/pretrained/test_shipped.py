@@ -142,8 +142,8 @@ def test_unknown_names_are_refused_with_a_hint(command, name, near, capsys):
     assert main([command, name]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert re.search(rf"^recurra {command}: run is {name}, which has no config.yaml; expected .*{near}", captured.err)
-    with pytest.raises(FileNotFoundError, match="which has no config"):
+    assert re.search(rf"^recurra {command}: run is {name}, which does not exist; expected .*{near}", captured.err)
+    with pytest.raises(FileNotFoundError, match="which does not exist"):
         open_run("./books")  # a path is no name
 
 

@@ -62,7 +62,8 @@ class RunFolder:
     def require_run(self, hint: str = "") -> None:
         """Raise FileNotFoundError, with a hint, if the folder does not contain a run."""
         if not self.config.is_file():
-            got = f"{self.path}, which has no {self.config.name}"
+            lacks = f"has no {self.config.name}" if self.path.exists() else "does not exist"
+            got = f"{self.path}, which {lacks}"
             raise FileNotFoundError(sentence("run", got, "the folder of a run", hint))
 
     def lock(self) -> None:
