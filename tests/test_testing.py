@@ -70,7 +70,47 @@ class WritesToTheState(Average):
 
 class CountsPadding(Average):
     def forward(self, x, state=None, mask=None):
+        return super().forward(x, state, mask if state is None else None)
+
+
+class WritesToABuffer(Average):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, state=None):
+        self.count += 1
         return super().forward(x, state)
+
+
+class CountsCalls(Average):
+    def forward(self, x, state=None):
+        h, count = (None, 0) if state is None else state
+        y, h = super().forward(x, h)
+        return y, (h, count + 1)
+
+
+class NeedsSteps(Average):
+    def forward(self, x, state=None):
+        if x.shape[1] == 0:
+            raise RuntimeError("no steps")
+        return super().forward(x, state)
+
+
+class HasHarmlessParts(Average):
+    """An infinity, numbers that are not floating-point, and a gradient that is zero but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(4))
+
+    def forward(self, x, state=None):
+        start = None, torch.zeros(len(x), dtype=torch.long), x.new_full((len(x), 4), -torch.inf)
+        h, count, most = start if state is None else state
+        y, h = super().forward(x + (self.bias - self.bias) / 3, h)
+        y = torch.softmax(y + self.bias.sum(), -1)
+        most = torch.cat([most[:, None], x], 1).amax(1)
+        return nn.functional.pad(y, (0, 1), value=-torch.inf), (h, count + x.shape[1], most)
 
 
 class OnlyLastStep(Average):
@@ -93,12 +133,18 @@ class OfTorch(nn.GRU):
     ("broken", "message"),
     [
         (DropsTheState, "y changes if a sequence at the start of a stream is cut into single steps: by up to"),
-        (DropsTheGradient, "the gradient of x changes if a sequence at the start of a stream is cut into single steps"),
+        (
+            DropsTheGradient,
+            "the gradient of the input changes if a sequence at the start of a stream is cut",
+        ),
         (SeesTheFuture, "y depends on later steps"),
         (MeetsTheBatch, "y depends on other sequences of the batch"),
         (KeepsTheState, "y changes if the module is called in between"),
         (WritesToTheState, "a call changes the state that it is given"),
-        (CountsPadding, "y depends on the padding before a sequence"),
+        (CountsPadding, "y depends on the padding before a sequence at the middle of a stream"),
+        (WritesToABuffer, "a call changes count of the module"),
+        (CountsCalls, "leaf 1 of the last state changes .*: 9 instead of 1"),
+        (NeedsSteps, "a piece without steps raises RuntimeError: no steps"),
         (OnlyLastStep, r"y is of shape \(3, 4\); expected \(3, 9\) first"),
         (OfTorch, r"shapes \[\(1, 3, 4\)\]; expected the batch, 3, first"),
         (nn.Identity, "module.x. returns a Tensor; expected a pair"),
@@ -112,6 +158,7 @@ def test_what_breaks_the_contract_is_named(broken, message):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_keeps_the_contract_passes(dtype):
     check_contract(Average().to(dtype), torch.randn(3, 9, 4, dtype=dtype))
+    check_contract(HasHarmlessParts().to(dtype), torch.randn(3, 9, 4, dtype=dtype))
     check_contract(recurra.create_mixer("gateloop", 4).to(dtype), torch.randn(3, 9, 4, dtype=dtype))
 
 

@@ -1,10 +1,11 @@
 """`recurra convert`: words in, a model in another format and a line about it out."""
 
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.cli.conftest import failure, train_on_text
 
 from recurra.cli import main
@@ -39,6 +40,18 @@ def test_the_name_of_a_file_says_its_format(capsys, tmp_path):
     assert main(["convert", "run", target, "--force", "--checkpoint", "last"]) == 0
     assert main(["convert", "run", target, "--force", "--dtype", "bfloat16"]) == 0
     assert {tensor.dtype for tensor in load_file(target).values()} == {torch.bfloat16}
+
+
+def test_weights_that_an_older_model_left_are_noticed(capsys, tmp_path, monkeypatch):
+    """The older ones are in one file, which is read first, and the new ones in shards."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
+    target, save = str(tmp_path / "hf"), transformers.PreTrainedModel.save_pretrained
+    assert main(["convert", "run", target, "--to", "hf"]) == 0
+    older = {name: 2 * tensor for name, tensor in load_file(tmp_path / "hf" / "model.safetensors").items()}
+    save_file(older, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    in_shards = partialmethod(save, max_shard_size="1KB")
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", in_shards)
+    assert "its logits differ from the model's by" in failure(capsys, "convert", "run", target, "--to", "hf", "--force")
 
 
 def test_a_converted_run_is_scored_and_generates_and_is_not_resumed(capsys, tmp_path):

@@ -77,8 +77,9 @@ def test_yaml_is_read_as_by_the_library(written):
         ("a: !!bool x", "not readable as YAML"),
         ("a: !!python/object:os.system x", "constructor"),
         (b"a: \xe9", "not UTF-8"),
+        ("a: &a [1]\nb: *a", "the alias *a, which has to be written out"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_other_yaml_is_refused_in_a_sentence(written, content, reason):
     path = written(content)

@@ -2,6 +2,7 @@ import errno
 import io
 import math
 import sys
+import time
 from contextlib import suppress
 
 import pytest
@@ -77,8 +78,12 @@ def test_a_damaged_log_is_refused_by_name(tmp_path, line, message):
         assert str(path) in str(caught.value)
 
 
-def test_tensorboard_sees_one_value_a_step_after_a_resume(tmp_path):
+@pytest.mark.parametrize("jump", [1, -3600, 365 * 86400])
+def test_tensorboard_sees_one_value_a_step_after_a_resume(tmp_path, monkeypatch, jump):
+    """Also if the clock was set to another time."""
+    now = time.time_ns()
     for steps, last_step in ((range(1, 8), 0), (range(5, 10), 4)):
+        monkeypatch.setattr(time, "time_ns", lambda offset=jump if last_step else 0: now + offset * 10**9)
         log = TensorBoardLog(tmp_path, last_step=last_step)
         for step in steps:
             log.write({"step": step, "train_loss": step + last_step / 10})
@@ -101,9 +106,10 @@ def test_a_window_weighs_every_target_the_same_and_can_be_put_away():
     assert not window.loss.requires_grad
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, file_size_limit):
-    file = tmp_path / "log.jsonl"
-    log = JsonLog(file)
+@pytest.mark.parametrize("log", [lambda path: JsonLog(path / "log.jsonl"), TensorBoardLog], ids=["json", "tensorboard"])
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, file_size_limit, log):
+    log = log(tmp_path)
+    (file,) = tmp_path.iterdir()
     file_size_limit(file.stat().st_size + 10)
     with pytest.raises(OSError, match="File too large") as caught:
         log.write({"step": 1, "train_loss": 0.123456789})

@@ -64,10 +64,15 @@ def parse_yaml(text: str, name: str, *, kind: type | None = None) -> Any:
 
 @cache
 def _yaml_loader() -> Any:
-    """Make the class that reads plain data and refuses a key that is there twice, of which PyYAML takes the last."""
+    """Make the class that reads plain data, without aliases and without a key that is there twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # a change of one place would change the other
+                raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}, which has to be written out")
+            return super().compose_node(parent, index)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             pairs = [tuple(self.construct_object(item, deep=True) for item in pair) for pair in node.value]
             keys = [key for key, _ in pairs]

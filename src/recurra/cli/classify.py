@@ -75,7 +75,7 @@ def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
 
 
 def _table(file: BinaryIO, names: Sequence[str]) -> _Write:
-    table = csv.writer(io.TextIOWrapper(file, encoding="utf-8", write_through=True), lineterminator="\n")
+    table = csv.writer(io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True), lineterminator="\n")
     table.writerow(["video", "start", "end", "repeated_frames", *names])
 
     def write(path: str, prediction: SegmentPrediction) -> None:

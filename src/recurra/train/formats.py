@@ -111,7 +111,7 @@ def convert_model(
     require_literal(Format, to=to)
     portable = _read_model(source, checkpoint=checkpoint, overrides=overrides, dtype=dtype)
     expected, tokenizer = probe(portable.model), portable.tokenizer
-    _require_free(to, target, force)
+    occupied = _require_free(to, target, force)
     with put_in_place(target) as scratch:
         if to == "run":
             _save_run(portable, scratch, target=target, source=source)
@@ -130,6 +130,10 @@ def convert_model(
         if tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
             got = "that of another model, and the new one has none"
             raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
+    # Files that were there before may be read together with the new ones.
+    if occupied and target.is_dir():
+        written = _read_model(target, dtype=expected.dtype)
+        difference = _require_same(expected, tokenizer, written, target, "files that were there before remain")
     return difference
 
 
@@ -177,11 +181,12 @@ def _require_same(
     tokenizer: TextEncoder | None,
     written: PortableModel,
     target: Path,
+    hint: str = "nothing was written",
     *,
     rounded: bool = False,
 ) -> float:
     if _plain_tokenizer(tokenizer) != _plain_tokenizer(written.tokenizer):
-        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", "nothing was written"))
+        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", hint))
     return require_equal(expected, written.model, f"{target}", rounded=rounded)
 
 
@@ -195,8 +200,8 @@ def _plain_tokenizer(tokenizer: TextEncoder | None) -> dict[str, Any] | None:
     return {**content, "post_processor": start_of(tokenizer)}
 
 
-def _require_free(to: str, target: Path, force: bool) -> None:
-    """Refuse to overwrite what may not be."""
+def _require_free(to: str, target: Path, force: bool) -> bool:
+    """Tell whether there is something that may be overwritten; refuse what may not."""
     if RunFolder(target).config.exists():
         got = f"{target}, which contains a run"
         raise FileExistsError(sentence("target", got, "another name", "a run is never overwritten"))
@@ -207,6 +212,7 @@ def _require_free(to: str, target: Path, force: bool) -> None:
     if occupied and not force:
         what = "exists" if target.is_file() else "is not empty"
         raise FileExistsError(sentence("target", f"{target}, which {what}", "another name", "--force overwrites it"))
+    return occupied
 
 
 def _huggingface() -> Any:

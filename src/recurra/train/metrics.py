@@ -3,6 +3,9 @@
 import errno
 import json
 import math
+import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -124,24 +127,42 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class TensorBoardLog:
     """Records as TensorBoard scalars, each flushed as soon as it is written, in an event file of their own.
 
-    TensorBoard forgets what an earlier process wrote after `last_step`.
+    TensorBoard forgets what an earlier process wrote after `last_step`. torch's SummaryWriter would write in a thread
+    of its own, where a full disk ends in a traceback.
     """
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and not every run needs it
+        # Slow to import, and not every run needs it.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer: Any = SummaryWriter(folder, purge_step=last_step + 1)
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names, and the clock may have been set back.
+        before = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*.*"))
+        number = max([time.time_ns(), *(int(word) + 1 for word in before if word.isdecimal())])
+        self._path = folder / f"events.out.tfevents.{number}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordWriter(self._path.open("xb"))
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: _Record) -> None:
         """Add a scalar for each number of the record. Raises OSError."""
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, float(value), record["step"])
-        self._writer.flush()
+        numbers = {name: float(value) for name, value in record.items() if name != "step"}
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self._write(self._event(step=record["step"], summary=self._summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        with naming(self._path):
+            self._file.write(event.SerializeToString())
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file. Raises OSError."""
-        self._writer.close()
+        with naming(self._path):
+            self._file.close()
 
 
 class RunProgress:

@@ -71,6 +71,10 @@ def test_shards_with_an_index(copy):
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     found = from_huggingface(folder).model.state_dict()
     assert all(torch.equal(found[name], whole[name]) for name in whole)
+    for wrong in (None, [], {"a": 3}, {"a": ""}, {"a": "../model.safetensors"}):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(ValueError, match="no index; expected an object with weight_map"):
+            from_huggingface(folder)
     index.unlink()
     with pytest.raises(FileNotFoundError, match=r"without weights; expected model\.safetensors or pytorch_model\.bin"):
         from_huggingface(folder)

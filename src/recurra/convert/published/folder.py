@@ -166,8 +166,10 @@ def _read_folder_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for name in sorted(set(read_json(index).get("weight_map", {}).values())):
+    places, weights = read_json(index).get("weight_map"), dict[str, Tensor]()
+    if not isinstance(places, dict) or not all(name and name == Path(str(name)).name for name in places.values()):
+        raise ValueError(sentence(str(index), "no index", "an object with weight_map, tensors to files of the folder"))
+    for name in sorted(set(places.values())):
         weights |= read_weights(folder / name)
     return weights
 
