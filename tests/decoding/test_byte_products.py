@@ -9,6 +9,7 @@ from recurra.decoding.linear import BLOCK, DecodingLinear
 
 OTHERS = {
     "AVX2": ("haswell", "+avx2,+fma"),
+    "SSE4": ("nehalem", "+sse4.2"),
     "AVX2 and VNNI": ("alderlake", "+avx2,+fma,+avxvnni"),
 }
 _PROGRAM = """

@@ -33,6 +33,7 @@ from recurra.ops._toolkit.vectors import (
 #
 #     VNNI      one instruction; the 4 inputs side by side
 #     other     two, which add products of pairs of 16 bits; inputs 0 and 2, then 1 and 3, as 16 bits each
+#     AVX2      for codes of int4, one which adds products of pairs of bytes to 16 bits; the 4 inputs side by side
 
 
 _I32 = ir.IntType(32)
@@ -48,6 +49,7 @@ _PER_PRODUCT = WIDTH if compiles_for("avx512vnni") else WIDTH // 2 if compiles_f
 """Outputs of one VNNI instruction; 0 without."""
 QUAD_BYTES = 4 if _PER_PRODUCT else 8
 """Room that 4 inputs take."""
+_BY_BYTES = not _PER_PRODUCT and compiles_for("avx2") and not compiles_for("avx512bw")
 SIGNED_OFFSET = 128 if _PER_PRODUCT else 0
 """VNNI multiplies weights without a sign: signed ones are this much too large in its sums."""
 
@@ -59,8 +61,11 @@ def offset(builder: ir.IRBuilder, weights: ir.Value) -> ir.Value:
 
 def prepared(builder: ir.IRBuilder, weights: ir.Value) -> list[ir.Value]:
     """Bring 4 weights of each output, a word with `offset`, into the form that `products` takes."""
-    if _PER_PRODUCT:
-        return [weights]
+    return [weights] if _PER_PRODUCT else halves_of(builder, weights)
+
+
+def halves_of(builder: ir.IRBuilder, weights: ir.Value) -> list[ir.Value]:
+    """Widen bytes 0 and 2 of each word to 16 bits, and bytes 1 and 3."""
     eight, halves = all_of(HALVES, 8), builder.bitcast(weights, HALVES)
     return [builder.ashr(builder.shl(halves, eight), eight), builder.ashr(halves, eight)]
 
@@ -68,26 +73,58 @@ def prepared(builder: ir.IRBuilder, weights: ir.Value) -> list[ir.Value]:
 def products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Value], inputs: ir.Value) -> ir.Value:
     """Add to each sum its 4 weights times the 4 inputs at an address."""
     for number, part in enumerate(weights):
-        at = builder.add(inputs, ir.Constant(inputs.type, 4 * number))
-        word = builder.load(builder.inttoptr(at, _I32.as_pointer()), align=4)
-        same = spread_number(builder, word, WORDS)
-        sums = _by_vnni(builder, sums, part, same) if _PER_PRODUCT else _by_pairs(builder, sums, part, same)
+        same = _spread_word(builder, inputs, 4 * number)
+        sums = _by_vnni(builder, sums, part, same) if _PER_PRODUCT else add_pairs(builder, sums, part, same)
     return sums
 
 
+def code_products(
+    builder: ir.IRBuilder, sums: ir.Value | None, codes: ir.Value, record: ir.Value, quad: int
+) -> ir.Value:
+    """Add 4 codes of each output from 0 to 15, a word, times inputs of a record; None: the first products.
+
+    The sums of a group, 32 inputs, are words or, by bytes, pairs of halves: 8 * 2 * 15 * 127 < 2 ** 15.
+    """
+    if not _BY_BYTES:
+        weights = [codes] if _PER_PRODUCT else halves_of(builder, codes)
+        inputs = builder.add(record, ir.Constant(record.type, QUAD_BYTES * quad))
+        return products(builder, all_of(WORDS, 0) if sums is None else sums, weights, inputs)
+    same = builder.bitcast(_spread_word(builder, record, _AS_BYTES + 4 * quad), BYTES)
+    found = _by_parts(builder, "x86.avx2.pmadd.ub.sw", HALVES, builder.bitcast(codes, BYTES), same)
+    return found if sums is None else builder.add(sums, found)
+
+
+def add_scaled(builder: ir.IRBuilder, sums: ir.Value, part: ir.Value, steps: ir.Value) -> ir.Value:
+    """Add what `code_products` found, times the steps of a group, words from 0 to 15."""
+    if not _BY_BYTES:
+        return builder.add(sums, builder.mul(part, steps))
+    both = builder.bitcast(builder.or_(steps, builder.shl(steps, all_of(WORDS, 16))), HALVES)
+    return builder.add(sums, _by_parts(builder, "x86.avx2.pmadd.wd", WORDS, part, both))
+
+
+def _spread_word(builder: ir.IRBuilder, start: ir.Value, at: int) -> ir.Value:
+    place = builder.inttoptr(builder.add(start, ir.Constant(start.type, at)), _I32.as_pointer())
+    return spread_number(builder, builder.load(place, align=4), WORDS)
+
+
 def _by_vnni(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
-    width = _PER_PRODUCT
-    kind = ir.VectorType(_I32, width)
-    parts = []
-    for first in range(0, WIDTH, width):
-        lanes = list(range(first, first + width))
-        three = (shuffle(builder, vector, vector, lanes) for vector in (sums, weights, inputs))
-        parts.append(call_llvm(builder, f"x86.avx512.vpdpbusd.{32 * width}", kind, *three))
-    return parts[0] if len(parts) == 1 else shuffle(builder, parts[0], parts[1], list(range(WIDTH)))
+    return _by_parts(builder, f"x86.avx512.vpdpbusd.{32 * _PER_PRODUCT}", WORDS, sums, weights, inputs)
 
 
-def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
-    """Let LLVM find the instruction that multiplies 16 bits and adds neighbours."""
+def _by_parts(builder: ir.IRBuilder, name: str, kind: ir.VectorType, *vectors: ir.Value) -> ir.Value:
+    """Call an instruction for vectors of 512 bits, or for each half of them."""
+    count, results = 1 if _PER_PRODUCT == WIDTH else 2, []
+    for number in range(count):
+        parts = []
+        for vector in vectors:
+            size = vector.type.count // count
+            parts.append(shuffle(builder, vector, vector, list(range(size * number, size * (number + 1)))))
+        results.append(call_llvm(builder, name, ir.VectorType(kind.element, kind.count // count), *parts))
+    return shuffle(builder, results[0], results[-1], list(range(kind.count)))
+
+
+def add_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+    """Add products of 16 bits, two to each sum; LLVM finds the instruction."""
     wide = ir.VectorType(_I32, 2 * WIDTH)
     whole = builder.mul(builder.sext(weights, wide), builder.sext(builder.bitcast(inputs, HALVES), wide))
     even, odd = (shuffle(builder, whole, whole, list(range(i, 2 * WIDTH, 2))) for i in (0, 1))
@@ -127,15 +164,17 @@ def pair_products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Va
 
 # --- inputs of a product, rounded: to bfloat16, or to whole numbers from -127 to 127 with a scale for every 128 ---
 #
-# A block of 128 inputs becomes a record. For int8 and int4 it has the codes, the scale, and the whole number at which
-# sums start. Missing inputs of a last block are zeros. A block with a number that is not finite has a scale that is not
+# A block of 128 inputs becomes a record. For int8 and int4 it has the codes, the scale, the whole number at which sums
+# start, and the sums of the 4 groups of codes, as 16 bits in the order 0, 2, 1, 3. By bytes, the codes follow once
+# more. Missing inputs of a last block are zeros. A block with a number that is not finite has a scale that is not
 # finite either, and so have its results.
 
 
 _CODES = BLOCK // 4 * QUAD_BYTES
-SCALE, START = _CODES, _CODES + 4
+SCALE, START, GROUP_SUMS = _CODES, _CODES + 4, _CODES + 8
 """Where the parts of a record begin."""
-RECORD, PAIRS_RECORD = _CODES + 64, BLOCK // 2 * PAIR_BYTES
+_AS_BYTES = _CODES + 64
+RECORD, PAIRS_RECORD = _CODES + 64 + BLOCK * _BY_BYTES, BLOCK // 2 * PAIR_BYTES
 """Bytes of a record of whole numbers, and of one of bfloat16."""
 _FLOAT32, _BFLOAT16 = Lanes("float32", WIDTH), Lanes("bfloat16", WIDTH)
 _LARGEST = 127
@@ -173,11 +212,13 @@ def _largest_of(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
 
 def _put(builder: ir.IRBuilder, record: ir.Value, offset: int, value: ir.Value) -> None:
     at = builder.add(record, ir.Constant(record.type, offset))
-    builder.store(value, builder.inttoptr(at, value.type.as_pointer()), align=4)
+    builder.store(value, builder.inttoptr(at, value.type.as_pointer()), align=2)
 
 
 def _put_codes(builder: ir.IRBuilder, record: ir.Value, first: int, codes: ir.Value) -> None:
     """Write 16 codes, the first of which is number `first` of the block."""
+    if _BY_BYTES:
+        _put(builder, record, _AS_BYTES + first, builder.trunc(codes, ir.VectorType(ir.IntType(8), WIDTH)))
     order = list(range(WIDTH))
     if QUAD_BYTES == 8:
         order = [quad + place for quad in range(0, WIDTH, 4) for place in (0, 2, 1, 3)]
@@ -206,9 +247,11 @@ def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
             codes = builder.fptosi(whole, WORDS)
             _put_codes(builder, args[2], WIDTH * number, codes)
             sums.append(codes)
-        while len(sums) > 1:
-            sums = [builder.add(*pair) for pair in zip(sums[::2], sums[1::2])]
-        total = call_llvm(builder, "vector.reduce.add.v16i32", _I32, sums[0])
+        groups = [builder.add(*pair) for pair in zip(sums[::2], sums[1::2])]
+        sums = [call_llvm(builder, "vector.reduce.add.v16i32", _I32, group) for group in groups]
+        for place, group in enumerate((0, 2, 1, 3)):
+            _put(builder, args[2], GROUP_SUMS + 2 * place, builder.trunc(sums[group], ir.IntType(16)))
+        total = builder.add(builder.add(sums[0], sums[1]), builder.add(sums[2], sums[3]))
         _put(builder, args[2], START, builder.mul(total, _I32(-SIGNED_OFFSET)))
 
     return types.void(types.int64, types.int64, types.int64), generate
