@@ -42,6 +42,7 @@ from recurra.ops._toolkit.vector_math import divide, exp, sqrt
 from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
+    compiles_for,
     load,
     load_part,
     multiply_add,
@@ -58,6 +59,8 @@ _SPLIT_FROM = 16_384
 
 _AHEAD = 8 * WIDTH  # channels: how far ahead the modes of a selective scan are fetched, each row by itself
 _FLOATS, _ONE, _FOUR = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", 4 * WIDTH)
+_ROW_WIDTH = (4 if compiles_for("avx512f") else 2) * WIDTH  # three vectors of a row at once, in registers
+_ROW = Lanes("float32", _ROW_WIDTH)
 
 
 @compile_inline
@@ -229,27 +232,27 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
             decode(scratch, h, wide)
         before, after = (scratch, scratch) if kind & 2 else (h, last)
         read, write = f + 8 * r * n, f + 8 * r * n + 4 * n
-        for j in range(0, width, 4 * WIDTH):
+        for j in range(0, width, _ROW_WIDTH):
             count, here, there = width - j, before + 4 * j, after + 4 * j
-            value, seen, out = load_part(v, j, count, _FOUR), zeros(_FOUR), zeros(_FOUR)
+            value, seen, out = load_part(v, j, count, _ROW), zeros(_ROW), zeros(_ROW)
             if kind & 1:
                 for i in range(n):
                     factor = load(k, i, _ONE) * load(a, i * a_by, _ONE)
-                    part = load_part(here, i * width, count, _FOUR)
-                    seen = multiply_add(spread(factor, _FOUR), part, seen)
-                value = spread(load(f, r, _ONE), _FOUR) * (value - seen)
+                    part = load_part(here, i * width, count, _ROW)
+                    seen = multiply_add(spread(factor, _ROW), part, seen)
+                value = spread(load(f, r, _ONE), _ROW) * (value - seen)
             if kind & 4:
                 for i in range(n):
-                    part = load_part(here, i * width, count, _FOUR)
-                    seen = multiply_add(spread(load(read, i, _ONE), _FOUR), part, seen)
+                    part = load_part(here, i * width, count, _ROW)
+                    seen = multiply_add(spread(load(read, i, _ONE), _ROW), part, seen)
             for i in range(n):
-                decay, key = spread(load(a, i * a_by, _ONE), _FOUR), spread(load(k, i, _ONE), _FOUR)
-                state = multiply_add(key, value, decay * load_part(here, i * width, count, _FOUR))
+                decay, key = spread(load(a, i * a_by, _ONE), _ROW), spread(load(k, i, _ONE), _ROW)
+                state = multiply_add(key, value, decay * load_part(here, i * width, count, _ROW))
                 if kind & 4:
-                    state = multiply_add(spread(load(write, i, _ONE), _FOUR), seen, state)
-                store_part(there, i * width, count, _FOUR, state)
-                out = multiply_add(spread(load(q, i, _ONE), _FOUR), state, out)
-            store_part(y, j, count, _FOUR, out)
+                    state = multiply_add(spread(load(write, i, _ONE), _ROW), seen, state)
+                store_part(there, i * width, count, _ROW, state)
+                out = multiply_add(spread(load(q, i, _ONE), _ROW), state, out)
+            store_part(y, j, count, _ROW, out)
         if kind & 2:
             encode(last, scratch, n * width, wide, False)
 
