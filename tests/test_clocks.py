@@ -13,6 +13,7 @@ DATES = {
     "serve/_openai.py": 1,  # `created` of an answer
     "serve/_service.py": 1,  # `created` of the models
     "serve/_sessions.py": 2,  # when a session was opened and used
+    "train/metrics.py": 2,  # of TensorBoard's files, which stay in order, and of its records
     "video/layouts.py": 1,  # whether a video has changed: compared for equality
 }
 
