@@ -74,14 +74,15 @@ def _yaml_loader() -> Any:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            pairs = [tuple(self.construct_object(item, deep=True) for item in pair) for pair in node.value]
-            keys = [key for key, _ in pairs]
-            for key in keys:
+            content: dict[Any, Any] = {}
+            for pair in node.value:
+                key, value = (self.construct_object(item, deep=True) for item in pair)
                 if not isinstance(key, str):
                     raise yaml.YAMLError(f"the key {key!r} is {kind_of(key)}, not a string")
-                if keys.count(key) > 1:
+                if key in content:
                     raise yaml.YAMLError(f"the key {key!r} is there twice")
-            return dict(pairs)
+                content[key] = value
+            return content
 
     return Loader
 

@@ -229,10 +229,8 @@ def _lines(
         factors = _columns(builder, w, _EXPANDED, first, columns if dtype == "expanded" else 0)
         factors = [_read(builder, at, _FLOATS) for at in factors]
         for number, (vector, row) in enumerate(zip(vectors, held)):
-            values, at = (
-                [builder.load(place) for place in row],
-                _at(builder, sums, 4 * (PANEL * number + WIDTH * first)),
-            )
+            values = [builder.load(place) for place in row]
+            at = _at(builder, sums, 4 * (PANEL * number + WIDTH * first))
             _finish(builder, vector, values, factors, at, is_pairs)
 
 
