@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from recurra import __version__
 from recurra.cli import _parsers
 from recurra.cli._arguments import complete_among, completing, unknown
+from recurra.registry import own_modules
 
 COMMANDS = {
     "prepare": (_parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
@@ -103,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if own.debug:
             raise
         return report(f"recurra {words[0]}", error)
+    finally:
+        own_modules.clear()
 
 
 @contextmanager
@@ -163,6 +166,7 @@ def _import_own(modules: Sequence[str]) -> None:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 raise ValueError(not_found) from error
             raise ValueError(f"--import {name}: {_named(error)}") from error
+        own_modules.append(name)
 
 
 def _usage() -> str:
