@@ -217,7 +217,8 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and asked_for):
         how_much = f"could not allocate {asked_for[1]}" if asked_for else "an allocation failed"
         return f"out of memory: {how_much}; use a smaller model, batch or sequence", _FAILED
-    if isinstance(error, (ValueError, OSError, FloatingPointError)):
+    is_check = isinstance(error, TypeError) and "; expected " in str(error)  # of a mixer's option, for example
+    if is_check or isinstance(error, (ValueError, OSError, FloatingPointError)):
         # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
         return str(error), _FAILED
     return f"{_named(error)}. This is a bug; please report it with the traceback that --debug shows", _MISTAKE
