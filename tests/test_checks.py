@@ -33,6 +33,15 @@ class Config:
     precision: Literal["high", "low"] = "high"
 
 
+@pytest.mark.parametrize("value", ["0.1", None, [0.1], (1,), {}], ids=str)
+@pytest.mark.parametrize(
+    "check", [require_positive, require_probability, require_share, lambda **x: require_at_least(1, **x)]
+)
+def test_what_is_no_number_is_refused_by_its_name(check, value):
+    with pytest.raises(TypeError, match=r"^rate is .*; expected a number$"):
+        check(rate=value)
+
+
 def test_the_sentence():
     assert sentence("x", "3", "at most 2") == "x is 3; expected at most 2"
     assert sentence("x", "3", "at most 2", "omit it") == "x is 3; expected at most 2: omit it"

@@ -30,6 +30,12 @@ def test_select(index):
     assert chosen.layers[1][0].shape == (2,)
 
 
+@pytest.mark.parametrize("index", [0, torch.tensor(1), [0, 1]], ids=str)
+def test_select_refuses_an_index_that_would_lose_the_batch(index):
+    with pytest.raises(TypeError, match=r"expected a slice or a tensor of indices: slice\(n, n \+ 1\) takes stream n"):
+        states.select(example(), index)
+
+
 def rows(*numbers: int) -> Outer:
     """A batched state whose tensors tell the row."""
     row = torch.tensor(numbers, dtype=torch.float32)

@@ -7,6 +7,7 @@ take the first address.
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from numbers import Integral
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -49,13 +50,21 @@ def fields_of(config: object, section: str, *names: str) -> dict[str, Any]:
 def require_whole_number(minimum: int, **values: object) -> None:
     """Refuse values that are not integers of at least `minimum`, by name; True and False are not integers here."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(sentence(name, f"{value!r}, {kind_of(value)}", "a whole number"))
-        require(value >= minimum, name, value, f"at least {minimum}")
+        require(int(value) >= minimum, name, value, f"at least {minimum}")
+
+
+def require_number(**values: object) -> None:
+    """Refuse texts, lists, None and other values that cannot be compared with numbers, by name."""
+    for name, value in values.items():
+        if value is None or isinstance(value, (str, bytes, list, tuple, dict)):
+            raise TypeError(sentence(name, f"{value!r}, {kind_of(value)}", "a number"))
 
 
 def require_at_least(minimum: float, **values: float) -> None:
     """Refuse values below `minimum`, and infinity, by name."""
+    require_number(**values)
     for name, value in values.items():
         require(value >= minimum, name, value, f"at least {minimum}")
         require(value != math.inf, name, value, "a finite number")
@@ -63,18 +72,21 @@ def require_at_least(minimum: float, **values: float) -> None:
 
 def require_probability(**values: float) -> None:
     """Refuse values outside [0, 1), by name: dropouts, where 1 would drop everything."""
+    require_number(**values)
     for name, value in values.items():
         require(0 <= value < 1, name, value, "a probability in [0, 1)")
 
 
 def require_share(**values: float) -> None:
     """Refuse values outside (0, 1], by name."""
+    require_number(**values)
     for name, value in values.items():
         require(0 < value <= 1, name, value, "a share in (0, 1]")
 
 
 def require_positive(**values: float) -> None:
     """Refuse values that are not finite numbers above 0, by name."""
+    require_number(**values)
     for name, value in values.items():
         require(value > 0 and math.isfinite(value), name, value, "a finite number above 0")
 
@@ -107,7 +119,7 @@ def _not_among(name: str, value: object, choices: Iterable[Any]) -> str:
 
 def require_heads(n_heads: int, **channels: int) -> None:
     """Refuse heads that do not divide the channels, by name."""
-    require_at_least(1, **channels, n_heads=n_heads)
+    require_whole_number(1, **channels, n_heads=n_heads)
     for name, size in channels.items():
         require(size % n_heads == 0, "n_heads", n_heads, f"a divisor of {name} = {size}")
 

@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 _Entry = TypeVar("_Entry")
 
+own_modules: list[str] = []
+"""The modules that a command named with --import; the commands that it prints repeat them."""
+
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Ask whether one of the names that look like `word` was meant; empty if none does.

@@ -78,6 +78,10 @@ def select(state: State, index: Tensor | slice) -> State:
         state: a state with the batch in dimension 0 of every tensor.
         index: a slice, or a tensor of indices or booleans over the batch.
     """
+    if not isinstance(index, slice) and (not isinstance(index, Tensor) or index.dim() == 0):
+        raise TypeError(
+            sentence("index", repr(index), "a slice or a tensor of indices", "slice(n, n + 1) takes stream n")
+        )
 
     def take(part: Any) -> Any:
         if isinstance(part, Ragged):

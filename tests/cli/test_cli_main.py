@@ -103,6 +103,12 @@ def test_a_mistake_of_ours_is_one_sentence_with_an_exit_code_of_its_own(capsys, 
             main(words)
 
 
+def test_a_value_of_a_wrong_type_is_no_mistake_of_ours(capsys, monkeypatch):
+    monkeypatch.setattr("recurra.cli.info.info", fail_with(TypeError("d_qk is 'abc', a str; expected a number")))
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "recurra info: d_qk is 'abc', a str; expected a number\n"
+
+
 def test_an_interrupt_has_its_own_exit_code(capsys, monkeypatch):
     monkeypatch.setattr("recurra.cli.info.info", fail_with(KeyboardInterrupt()))
     assert main(["info", "--debug"]) == 130

@@ -39,7 +39,7 @@ def test_a_plugin_that_fails_is_named_with_its_package(installed, capsys):
     )
 
 
-def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch, restored):
+def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch, restored, capsys):
     (tmp_path / "own_mixer_of_a_test.py").write_text(
         "from recurra.mixers import register_mixer\n"
         "from recurra.mixers.min_gru import MinGRU\n"
@@ -53,7 +53,13 @@ def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch, 
     list(_mixers)  # imports those of the package, which register themselves once
     restored(_mixers)  # what it registers ends with the test
     assert main(words) == 2
+    capsys.readouterr()
     assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
+    out = "".join(capsys.readouterr().out.split())  # the commands it prints import it too
+    assert f"recurraeval{tmp_path / 'run'}--importown_mixer_of_a_test" in out
+    assert f"recurragenerate{tmp_path / 'run'}--importown_mixer_of_a_test" in out
+    assert main([*words, "--import", "own_mixer_of_a_test"]) == 2
+    assert f"recurra train --resume {tmp_path / 'run'} --import own_mixer_of_a_test`" in capsys.readouterr().err
 
 
 def test_arguments_are_parsed_before_code_is_imported(capsys):

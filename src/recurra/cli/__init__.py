@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from recurra import __version__
 from recurra.cli import _parsers
 from recurra.cli._arguments import complete_among, completing, unknown
+from recurra.registry import own_modules
 
 COMMANDS = {
     "prepare": (_parsers.prepare, "prepare:prepare", "encode a corpus of any size into shards of tokens"),
@@ -103,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if own.debug:
             raise
         return report(f"recurra {words[0]}", error)
+    finally:
+        own_modules.clear()
 
 
 @contextmanager
@@ -163,6 +166,7 @@ def _import_own(modules: Sequence[str]) -> None:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 raise ValueError(not_found) from error
             raise ValueError(f"--import {name}: {_named(error)}") from error
+        own_modules.append(name)
 
 
 def _usage() -> str:
@@ -213,7 +217,8 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and asked_for):
         how_much = f"could not allocate {asked_for[1]}" if asked_for else "an allocation failed"
         return f"out of memory: {how_much}; use a smaller model, batch or sequence", _FAILED
-    if isinstance(error, (ValueError, OSError, FloatingPointError)):
+    is_check = isinstance(error, TypeError) and "; expected " in str(error)  # of a mixer's option, for example
+    if is_check or isinstance(error, (ValueError, OSError, FloatingPointError)):
         # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
         return str(error), _FAILED
     return f"{_named(error)}. This is a bug; please report it with the traceback that --debug shows", _MISTAKE

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_at_least, require_numbers, require_tensor, sentence
+from recurra.checks import kind_of, require_numbers, require_tensor, require_whole_number, sentence
 from recurra.layers.feed_forward import BlockDiagonalLinear
 from recurra.lengths import mask_fill, run_lengths, run_resets
 from recurra.ops._causality import keep_apart, nonfinite_steps, up_to_last
@@ -113,7 +113,7 @@ class Mixer(nn.Module, ABC):
 
     def __init__(self, d_model: int, state_class: type[Any], **specs: StateSpec) -> None:
         super().__init__()
-        require_at_least(1, d_model=d_model)
+        require_whole_number(1, d_model=d_model)
         self.d_model = self.d_output = d_model
         self.state_layout: Any = state_class(**specs)
 

@@ -11,7 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import choose, require, require_at_least, require_positive, require_probability, sentence
+from recurra.checks import (
+    choose,
+    require,
+    require_at_least,
+    require_positive,
+    require_probability,
+    require_whole_number,
+    sentence,
+)
 from recurra.layers.dropout import ScaledDropout
 from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, MixtureOfExperts, Routing, TiedLinear
 from recurra.layers.norms import NORMS
@@ -186,14 +194,14 @@ class LanguageModelConfig(ModelConfig):
     of the feed-forward networks, but for experts."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
-        require_at_least(0, d_channel_mixing=self.d_channel_mixing, residual_init_scale=self.residual_init_scale)
+        require_whole_number(1, n_layer=self.n_layer, d_model=self.d_model, **self.given_sizes())
+        require_whole_number(0, d_channel_mixing=self.d_channel_mixing)
+        require_at_least(0, residual_init_scale=self.residual_init_scale)
         require_probability(dropout=self.dropout)
         self._check_feed_forwards()
         choose("norm", NORMS, self.norm)
         require_positive(norm_epsilon=self.norm_epsilon, embedding_scale=self.embedding_scale)
         require_positive(residual_scale=self.residual_scale, logit_scale=self.logit_scale)
-        require_at_least(1, **self.given_sizes())
         if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
             expected = f"vocab_size = {self.vocab_size}, as tie_embeddings is set"
             raise ValueError(sentence("output_size", self.output_size, expected))
@@ -201,7 +209,8 @@ class LanguageModelConfig(ModelConfig):
             require_positive(logit_cap=self.logit_cap)
         if isinstance(self.mixer, str):
             return
-        require(len(self.mixer) == self.n_layer, "mixer", self.mixer, f"one name for each of n_layer = {self.n_layer}")
+        is_list = isinstance(self.mixer, (list, tuple)) and len(self.mixer) == self.n_layer
+        require(is_list, "mixer", self.mixer, f"one name for each of n_layer = {self.n_layer}")
         for name, options in self.mixer_options.items():
             names = ", ".join(dict.fromkeys(self.mixer))
             if name not in self.mixer or not isinstance(options, dict):

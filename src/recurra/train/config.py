@@ -15,6 +15,7 @@ from recurra.checks import (
     require,
     require_at_least,
     require_literal_fields,
+    require_number,
     require_positive,
     require_probability,
     require_whole_number,
@@ -155,6 +156,7 @@ class OptimizerConfig:
         require_at_least(1, **fields_of(self, "optimizer", "precondition_frequency"))
         options = {name: value for name, value in self.options.items() if name not in self.own_options}
         betas, momentum = options.get("betas", ()), options.get("momentum", 0.0)
+        require_number(**{f"optimizer.betas[{n}]": beta for n, beta in enumerate(betas)})
         require(all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "two numbers in [0, 1)")
         require_probability(**{"optimizer.momentum": momentum})
         require(not self.nesterov or momentum > 0, "optimizer.nesterov", self.nesterov, "false without momentum")
@@ -198,6 +200,7 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         options = self.options
         require_whole_number(0, **fields_of(self, "schedule", "warmup_steps"))
+        require_number(**fields_of(self, "schedule", "final_fraction", "decay_fraction", "factor"))
         final, factor = options.get("final_fraction", 0.0), options.get("factor", 0.5)
         require(0 <= final <= 1, "schedule.final_fraction", final, "a fraction in [0, 1]")
         require(0 < factor < 1, "schedule.factor", factor, "a factor in (0, 1)")
@@ -227,6 +230,7 @@ class AveragingConfig:
     def __post_init__(self) -> None:
         require_whole_number(0, **fields_of(self, "averaging", "start_step"))
         decay = self.decay
+        require_number(**fields_of(self, "averaging", "decay"))
         require(decay is None or 0 < decay < 1, "averaging.decay", decay, "a weight in (0, 1), or null")
         begins = self.start_step is not None
         require(decay is None or begins, "averaging.decay", decay, "null without averaging.start_step", "set that, too")
@@ -303,6 +307,7 @@ class TrainingConfig:
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
         require_whole_number(1, **fields_of(self, "training", "patience"))
         highest, expected = (1, "in (0, 1]") if self.monitor == "accuracy" else (math.inf, "above 0")
+        require_number(**fields_of(self, "training", "stop_at"))
         is_possible = self.stop_at is None or 0 < self.stop_at <= highest
         require(is_possible, "training.stop_at", self.stop_at, f"{self.monitor} {expected}, or null")
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty", "balance_penalty"))
@@ -313,7 +318,8 @@ class TrainingConfig:
         }.items():
             value = getattr(self, name)
             require(self.sequence_parallel == 1 or not value, f"training.{name}", value, expected)
-        require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
+        require_whole_number(0, **{"training.seed": self.seed})
+        require(self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
         require_literal_fields(self, "training")
 
     def n_steps(self, n_batches: int) -> tuple[int, int]:

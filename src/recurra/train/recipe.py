@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
@@ -249,6 +249,8 @@ def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
         _require_known(path, key, known)
         if value != {} and any(other.startswith(key + ".") for other in known):
             raise RecipeError(f"{path}: {sentence(key, repr(value), 'a section with keys and values')}")
+        if value is None:
+            _require_nullable(path, key, sections_of(name))
     for word in overrides:
         if word.startswith("--"):
             _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
@@ -348,6 +350,15 @@ def _require_known(path: Path | str, key: str, known: set[str]) -> None:
         raise RecipeError(f"{path}: {key} is an unknown key: did you mean {' or '.join(close)}?")
     beside = set(fields_there.values()) or {other.partition(".")[0] for other in known}
     raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)))}")
+
+
+def _require_nullable(path: Path | str, key: str, sections: Mapping[str, type]) -> None:
+    # The parser lets a file set any field to null.
+    section, _, name = key.partition(".")
+    kind = get_type_hints(sections[section]).get(name, Any) if section in sections else Any
+    if kind is not Any and not {None, type(None)} & {*get_args(kind)}:
+        plain = getattr(get_origin(kind) or kind, "__name__", str(kind))
+        raise RecipeError(f"{path}: {sentence(key, 'null', _TYPES.get(plain, 'a value'), 'omit it for the default')}")
 
 
 _TYPES = {

@@ -10,6 +10,7 @@ from filelock import FileLock
 from recurra._files.reading import read_json, read_text
 from recurra._files.writing import discard, leftovers, replacing, take_lock
 from recurra.checks import sentence
+from recurra.registry import own_modules
 from recurra.train.checkpoint import CheckpointFolder, Payload, is_checkpoint_file, load_checkpoint
 
 
@@ -45,8 +46,8 @@ class RunFolder:
 
     @property
     def quoted(self) -> str:
-        """The path as a shell reads it, for commands that are printed."""
-        return shlex.quote(str(self.path))
+        """The path as a shell reads it, and --import with the user's modules, for commands that are printed."""
+        return shlex.join([str(self.path), *(word for module in own_modules for word in ("--import", module))])
 
     def read_chat_template(self) -> str | None:
         """Read the chat template; None if there is none."""
