@@ -150,6 +150,7 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
                 "expected the whole text, at least one token longer than what was read, or the new tokens alone with "
                 "the attention_mask of all"
             )
+        kwargs.pop("tokenizer", None)  # of `stop_strings`, which transformers passes on to the model as well
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
