@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from tests.convert.huggingface.conftest import VOCABULARY, greedy
+from tests.convert.huggingface.tiny_tokenizer import tiny_tokenizer
 
 from recurra.convert.huggingface import backbone
 from recurra.convert.huggingface.configuration import RecurrentCache
@@ -74,6 +75,12 @@ def test_a_prompt_in_pieces(lm, prompt):
 def test_an_empty_prompt_is_refused(gateloop, prompt, use_cache):
     with pytest.raises(ValueError, match=r"input_ids is of shape \(3, 0\); expected at least one token"):
         generate(gateloop, prompt[:, :0], use_cache=use_cache)
+
+
+def test_the_tokenizer_of_stop_strings_is_not_an_input(gateloop, prompt):
+    for options in ({}, {"num_beams": 2}):
+        with_it = generate(gateloop, prompt, tokenizer=tiny_tokenizer(), **options)
+        assert torch.equal(with_it, generate(gateloop, prompt, **options))
 
 
 def test_each_token_is_read_once(gateloop, prompt, read_lengths):

@@ -68,6 +68,15 @@ def test_labels_at_and_behind_padding_do_not_count(lm, prompt):
     torch.testing.assert_close(loss, torch.cat(losses).mean(), atol=1e-12, rtol=0)
 
 
+def test_the_trainers_count_of_labels_does_not_scale_the_loss(lm, prompt):
+    mask = torch.tensor([[0, 0, 0, 0, 0, 1, 1], [1] * 7, [0, 0, 0, 1, 1, 1, 1]])
+    labels = prompt.masked_fill(mask == 0, -100)
+    count = (labels[:, 1:] != -100).sum()  # of which two stand right after padding
+    expected = lm(prompt, attention_mask=mask, labels=labels).loss
+    loss = lm(prompt, attention_mask=mask, labels=labels, num_items_in_batch=count).loss
+    torch.testing.assert_close(loss, expected)
+
+
 def test_the_trainer_shifts_labels_that_it_smooths(lm, prompt):
     """Trainer itself needs the package accelerate; this is its method on its own."""
     labels = prompt.clone()

@@ -81,7 +81,8 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
                 better.
             use_cache: return the cache; if None, as the configuration says, but not in training.
             logits_to_keep: number of last logits to keep, or the steps whose logits to keep; 0 for all.
-            num_items_in_batch: divides the loss instead of the number of labels.
+            num_items_in_batch: labels of all batches of an update, as transformers' `Trainer` counts them, masked steps
+                included. The loss is then the mean times this batch's share of them.
             output_hidden_states: return the input of each block, and last what the head reads.
             output_attentions: refused if True.
             borders: what else marks documents, `seq_idx` (B, L) or `cu_seq_lens_q` (N + 1) of a batch of one with the
@@ -150,6 +151,7 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
                 "expected the whole text, at least one token longer than what was read, or the new tokens alone with "
                 "the attention_mask of all"
             )
+        kwargs.pop("tokenizer", None)  # of `stop_strings`, which transformers passes on to the model as well
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
@@ -203,8 +205,11 @@ def _loss(
     """The mean loss of predicting labels[t + 1] at step t, where both steps count and are of one document."""
     targets = counted_targets(labels[:, 1:], None if inputs.mask is None else inputs.mask[:, 1:] & inputs.mask[:, :-1])
     targets = counted_targets(targets, None if inputs.reset is None else ~inputs.reset[:, 1:])
-    losses = negative_log_likelihood(logits[:, :-1], targets)
-    return losses.sum() / ((targets != IGNORED_TARGET).sum() if n_items is None else n_items)
+    total, n_counted = negative_log_likelihood(logits[:, :-1], targets).sum(), (targets != IGNORED_TARGET).sum()
+    if n_items is None:
+        return total / n_counted
+    # n_items also counts labels after masked steps: the mean over those that count stands for these
+    return total / n_counted.clamp(min=1) * (labels[:, 1:] != IGNORED_TARGET).sum() / n_items
 
 
 def register() -> None:
