@@ -8,6 +8,8 @@ from tests.decoding.test_linear import by_torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from recurra.decoding import _program
+from recurra.decoding._instructions import PAST
 from recurra.decoding._program import StepProgram, _LoweredStep
 from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.memory import StepMemory, StepNotCompiled
@@ -116,6 +118,29 @@ def test_layer_norms(width):
     (result,) = run(memory, [x], [out])
     expected = nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-3)
     torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("width", [16, 21, 48, 64, 80, 144])
+@pytest.mark.parametrize("is_delta_rule", [False, True])
+def test_matrices_past_the_caches(monkeypatch, width, is_delta_rule, threads):
+    q, k, a = (torch.randn(70, 9) for _ in range(3))
+    v, state, b = torch.randn(70, width), torch.randn(70, 9, width), torch.rand(70) if is_delta_rule else None
+    y, last = torch.empty_like(v), torch.empty_like(state)
+    inputs = [q, k, v, a, state, *([b] if is_delta_rule else [])]
+    memory = StepMemory(inputs)
+    memory.update(y, last, q, k, v, a, state, b)
+    decayed = a[..., None] * state
+    value = b[:, None] * (v - (k[..., None] * decayed).sum(1)) if is_delta_rule else v
+    expected = decayed + k[..., None] * value[:, None]
+    results = []
+    for cached in (2**40, 0):
+        monkeypatch.setattr(_program, "_CACHED", cached)
+        program = StepProgram(_LoweredStep(memory.instructions, memory.workspace(), inputs, [y, last]))
+        assert bool(program._table[-1, 1] & PAST) == (not cached)
+        results.append(program.run(inputs))
+        assert torch.allclose(results[-1][1], expected, atol=1e-5)
+        assert torch.allclose(results[-1][0], (q[..., None] * expected).sum(1), atol=1e-4)
+    assert all(map(torch.equal, *results))
 
 
 def test_rows_of_a_table_and_one_that_is_not_there():

@@ -17,7 +17,7 @@ constants, intermediate results); the other bases are the tensors of one call: t
                (n0, n1), values c (n0, n2), decays d (n0, n3) with n3 = n1 or 1, and the state e; of kind 1
                or 3, the delta rule, with f (c - b d e) in place of c and rates f (n0); of kind 4 or 6, the generalised
                delta rule, with f1^T (f0 e) added to g and f (n0, 2, n1); of kind 2, 3 or 6, matrices of e and g are
-               int16 codes with a scale
+               int16 codes with a scale; 8 more, g goes past the caches
     REPEAT     run the next n0 rows, all MAPs, n1 times: in each turn their operands lie some bytes further on
 
 All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0
@@ -41,6 +41,9 @@ FUNCTIONS = (
 """What a MAP computes; its number is the place in this list. Functions of one argument ignore b."""
 LIGHT = FUNCTIONS[: FUNCTIONS.index("sqrt") + 1]
 """Those that take a fifth of the time of the others."""
+
+PAST = 8
+"""Added to the kind of an UPDATE whose matrices would have left the caches by the next step."""
 
 OPERANDS, DIMENSIONS = 8, 4
 OUT, A, B, C, D, E, F, G = range(OPERANDS)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recurra.decoding._instructions import ATTEND, LINEAR, UPDATE, C, Instruction, share_workspace, without_unused
+from recurra.decoding._instructions import ATTEND, LINEAR, PAST, UPDATE, C, Instruction, share_workspace, without_unused
 from recurra.decoding._lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
 from recurra.decoding._windows import Window
 from recurra.decoding.memory import StepMemory, StepNotCompiled
@@ -216,6 +216,10 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
+_CACHED = 2**26
+"""Bytes of weights and states of which nothing may be left in a cache when the next step begins."""
+
+
 class StepProgram:
     """Runs a lowered step. It has one workspace, so it serves one call at a time.
 
@@ -232,11 +236,15 @@ class StepProgram:
         self._run_share = run_share.address
         moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
         numbers = {storage: number for number, storage in enumerate(moving, 1)}
-        apart = {LINEAR: lambda kind: multiply_share[kind].address, ATTEND: lambda _: attend_share.address}
+        size = sum(tensor.untyped_storage().nbytes() for tensor in (*step.kept, *step.outputs))
+        past = PAST if size > _CACHED else 0
+        kinds: dict[int, Callable[[int], int]] = {
+            LINEAR: lambda kind: multiply_share[kind].address,
+            ATTEND: lambda _: attend_share.address,
+            UPDATE: lambda kind: kind + past * (kind & 2 == 0),
+        }
         rows = [
-            instruction._replace(kind=apart[instruction.opcode](instruction.kind)).row(numbers)
-            if instruction.opcode in apart
-            else instruction.row(numbers)
+            instruction._replace(kind=kinds.get(instruction.opcode, int)(instruction.kind)).row(numbers)
             for instruction in step.instructions
         ]
         self._kept = [tensor for tensor in step.kept if tensor.untyped_storage().data_ptr() not in numbers]

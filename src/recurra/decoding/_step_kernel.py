@@ -21,6 +21,7 @@ from recurra.decoding._instructions import (
     OFFSETS,
     OPCODE,
     OUT,
+    PAST,
     REPEAT,
     SELECT,
     SIZES,
@@ -43,6 +44,7 @@ from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
     compiles_for,
+    fence,
     load,
     load_part,
     multiply_add,
@@ -50,6 +52,7 @@ from recurra.ops._toolkit.vectors import (
     spread,
     store,
     store_part,
+    stream_part,
     total,
     zeros,
 )
@@ -223,6 +226,7 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
     a_by, kind, size = 0 if n_decays == 1 else 1, word(row, KIND), word(row, STRIDES)
     wide = (n * width + WIDTH - 1) // WIDTH * WIDTH
     scratch = room + (job + 1) * room_size - 4 * wide
+    is_past = kind & PAST and width % WIDTH == 0 and _place(row, bases, G) % 64 == 0
     for r in range(rows * job // jobs, rows * (job + 1) // jobs):
         y, v = _place(row, bases, OUT) + 4 * r * width, _place(row, bases, C) + 4 * r * width
         q, k, a = _place(row, bases, A) + 4 * r * n, _place(row, bases, B) + 4 * r * n, _place(row, bases, D)
@@ -250,11 +254,16 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
                 state = multiply_add(key, value, decay * load_part(here, i * width, count, _ROW))
                 if kind & 4:
                     state = multiply_add(spread(load(write, i, _ONE), _ROW), seen, state)
-                store_part(there, i * width, count, _ROW, state)
+                if is_past:
+                    stream_part(there, i * width, count, _ROW, state)
+                else:
+                    store_part(there, i * width, count, _ROW, state)
                 out = multiply_add(spread(load(q, i, _ONE), _ROW), state, out)
             store_part(y, j, count, _ROW, out)
         if kind & 2:
             encode(last, scratch, n * width, wide, False)
+    if is_past:
+        fence()
 
 
 @compile_part
