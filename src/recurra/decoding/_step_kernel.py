@@ -37,14 +37,13 @@ from recurra.decoding._instructions import (
     F,
     G,
 )
-from recurra.decoding._tiles import apply, gather, number, real, scatter, set_word, word
+from recurra.decoding._tiles import apply, fence, gather, number, real, scatter, set_word, stream_part, word
 from recurra.ops._toolkit.launch import Apart, LoopKernel, call, compile_inline, compile_part
 from recurra.ops._toolkit.vector_math import divide, exp, sqrt
 from recurra.ops._toolkit.vectors import (
     WIDTH,
     Lanes,
     compiles_for,
-    fence,
     load,
     load_part,
     multiply_add,
@@ -52,7 +51,6 @@ from recurra.ops._toolkit.vectors import (
     spread,
     store,
     store_part,
-    stream_part,
     total,
     zeros,
 )
@@ -255,7 +253,7 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
                 if kind & 4:
                     state = multiply_add(spread(load(write, i, _ONE), _ROW), seen, state)
                 if is_past:
-                    stream_part(there, i * width, count, _ROW, state)
+                    stream_part(there + 4 * i * width, count, state)
                 else:
                     store_part(there, i * width, count, _ROW, state)
                 out = multiply_add(spread(load(q, i, _ONE), _ROW), state, out)

@@ -373,37 +373,6 @@ def store_part(typing_context: Any, address: Any, index: Any, count: Any, lanes:
     return types.void(types.int64, types.int64, types.int64, lanes, vector), generate
 
 
-@intrinsic
-def stream_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: Any, vector: Any) -> Any:
-    """Write the first `count` floats of `vector` past the caches; a `fence` must follow before others read them.
-
-    They are a multiple of `WIDTH`, and their place is one of 64 bytes.
-    """
-    kind: Lanes = lanes.lanes
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
-        i64, part = ir.IntType(64), ir.VectorType(ir.FloatType(), WIDTH)
-        start = builder.ptrtoint(_address(builder, kind, *args[:2]), i64)
-        for first in range(0, kind.width, WIDTH):
-            with builder.if_then(builder.icmp_signed(">", args[2], i64(first))):
-                at = builder.inttoptr(builder.add(start, i64(4 * first)), part.as_pointer())
-                value = shuffle(builder, args[4], args[4], list(range(first, first + WIDTH)))
-                stored = builder.store(value, at, align=64)
-                stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-
-    return types.void(types.int64, types.int64, types.int64, lanes, vector), generate
-
-
-@intrinsic
-def fence(typing_context: Any) -> Any:
-    """Let earlier accesses of memory end before later ones begin."""
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
-        builder.fence("seq_cst")
-
-    return types.void(), generate
-
-
 def _masked(what: str, lanes: Lanes) -> str:
     return f"masked.{what}.v{lanes.width}{'f64' if lanes.number == 'float64' else 'f32'}.p0"
 
