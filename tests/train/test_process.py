@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.train.payloads import payload
 
-from recurra.train._process import Ranks, StopSignal, set_up_process
+from recurra._process import StopSignal
+from recurra.train._ranks import Ranks, set_up_process
 from recurra.train._resumable import _random_state, _set_random_state
 from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
 from recurra.train.config import TrainingConfig
