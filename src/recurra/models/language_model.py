@@ -268,7 +268,7 @@ class LanguageModelState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-@register_model("recurrent", config=LanguageModelConfig, label="LanguageModel")
+@register_model("recurrent", config=LanguageModelConfig)
 class LanguageModel(LanguageModelShell):
     """Embedding without positional encoding, a stack of mixers, a final norm and a linear head.
 
