@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import rnn, scan, training_step
 from benchmarks.table import save, show
-from recurra.train._process import keep_large_blocks
+from recurra._process import keep_large_blocks
 
 SECTIONS = {
     "linear scan, time over torch.add's": scan.measure,

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
+from recurra._process import keep_large_blocks
 from recurra.data.tokenizers import ByteEncoder
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
-from recurra.train._process import keep_large_blocks
 
 
 def serve_bytes(settings: ServeSettings) -> None:

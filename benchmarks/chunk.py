@@ -18,7 +18,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 from benchmarks.table import Row, megabytes, save, show
 from benchmarks.timing import interleaved, median_ratio
 from recurra import delta_rule, gate_loop
-from recurra.train._process import keep_large_blocks
+from recurra._process import keep_large_blocks
 
 NAMES = (
     *("chunk", "chunk, vector gate", "chunk, complex gate", "delta rule", "delta rule, chunk"),

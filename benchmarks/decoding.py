@@ -25,11 +25,11 @@ from rich.table import Table
 
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
+from recurra._process import keep_large_blocks
 from recurra.decoding.linear import DTYPES
 from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.train._process import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
 ROWS = (1, 8, 64)  # streams side by side

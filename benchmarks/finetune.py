@@ -29,7 +29,8 @@ from torch.nn import functional
 
 from benchmarks.published import SHAPES, ours, theirs
 from benchmarks.table import cpu_name
-from recurra.train._process import keep_large_blocks, recompute_blocks, return_free_memory
+from recurra._process import keep_large_blocks, return_free_memory
+from recurra.train._ranks import recompute_blocks
 
 SIDES = {"recurra": "Recurra", "transformers": "transformers and peft"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -30,10 +30,10 @@ from torch import nn
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import median_ratio
 from recurra import list_mixers
+from recurra._process import keep_large_blocks
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import DataSizes
 from recurra.state import detach
-from recurra.train._process import keep_large_blocks
 from recurra.train.config import OptimizerConfig
 from recurra.train.optimizer import build_optimizer
 from recurra.train.recipe import load_recipe

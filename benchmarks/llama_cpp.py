@@ -32,11 +32,11 @@ from torch import nn
 from benchmarks.decoding import gateloop
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
+from recurra._process import keep_large_blocks
 from recurra.decoding.linear import DTYPES
 from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.train._process import keep_large_blocks
 
 PEER = Path(__file__).with_name("llama_cpp_peer.py")
 QUANTISED = ("F32", "Q8_0", "Q4_0")

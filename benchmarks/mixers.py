@@ -31,10 +31,10 @@ from rich.table import Table
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import interleaved, median_ratio, seconds_of
 from recurra import create_mixer, list_mixers
+from recurra._process import keep_large_blocks
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import detach
-from recurra.train._process import keep_large_blocks
 from recurra.train.config import OptimizerConfig
 from recurra.train.optimizer import build_optimizer
 

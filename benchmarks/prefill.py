@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.decoding import VOCABULARY, gateloop
 from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
-from recurra.train._process import keep_large_blocks
+from recurra._process import keep_large_blocks
 
 SIDE = 2048
 

@@ -34,6 +34,7 @@ from torch import nn
 from benchmarks.llama_cpp import Peer
 from benchmarks.table import cpu_name
 from benchmarks.timing import seconds_of
+from recurra._process import keep_large_blocks, return_free_memory
 from recurra.convert.portable import PortableModel
 from recurra.convert.published.folder import from_huggingface
 from recurra.convert.published.gguf_file import to_gguf
@@ -41,7 +42,6 @@ from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes
-from recurra.train._process import keep_large_blocks, return_free_memory
 
 STEPS, STREAMS = 16, 16
 ROPE = {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25}

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from benchmarks.decoding import gateloop
+from recurra._process import keep_large_blocks
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._app import run_service
 from recurra.serve._http import ServeSettings
 from recurra.serve._model import ServedModel
-from recurra.train._process import keep_large_blocks
 
 
 def main(words: list[str]) -> None:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
+from recurra._process import keep_large_blocks
 from recurra.decoding import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
 from recurra.streams.stream import Stream
-from recurra.train._process import keep_large_blocks
 from recurra.train.config import OptimizerConfig
 from recurra.train.optimizer import build_optimizer
 

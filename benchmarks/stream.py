@@ -24,10 +24,10 @@ from torch import Tensor
 
 import recurra
 from benchmarks.table import keep, megabytes
+from recurra._process import keep_large_blocks
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.shell import negative_log_likelihood
 from recurra.state import n_bytes
-from recurra.train._process import keep_large_blocks
 from recurra.train.losses import checkpointed
 
 VOCABULARY, OUTPUTS = 6, 51

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.table import cpu_name, keep
-from recurra.train._process import keep_large_blocks
+from recurra._process import keep_large_blocks
 from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 

@@ -23,12 +23,12 @@ from torch import nn
 
 from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
+from recurra._process import keep_large_blocks
 from recurra.data._text_batches import StreamSource
 from recurra.data.text import TextConfig
 from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import DataSizes
 from recurra.state import n_bytes
-from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import Experiment
 from recurra.train.optimizer import build_optimizer
 from recurra.train.recipe import load_recipe

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from recurra._process import keep_large_blocks
 from recurra.models.registry import DataSizes
 from recurra.state import detach
-from recurra.train._process import keep_large_blocks
 from recurra.train.losses import Objective
 from recurra.train.optimizer import build_optimizer
 from recurra.train.recipe import load_recipe

@@ -1,7 +1,5 @@
 """The names and values that options take, for the library and for `recurra COMMAND --help`, which loads no torch."""
 
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -85,16 +83,3 @@ def recipe_names() -> list[str]:
     """List the names of the recipes that come with Recurra, FOLDER/NAME each, in alphabetical order."""
     folder = recipes_folder()
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))
-
-
-def recipe_words() -> list[str]:
-    """List what a recipe may be called: its name, and its folder if that has no other recipe."""
-    names = recipe_names()
-    folders = Counter(name.partition("/")[0] for name in names)
-    return [*names, *(folder for folder, count in folders.items() if count == 1)]
-
-
-def run_names() -> list[str]:
-    """List what a run may be called: the models that come with Recurra, and the runs in runs/."""
-    shipped = json.loads((_PACKAGE / "pretrained_models" / "index.json").read_text(encoding="utf-8"))
-    return [*shipped, *(path.parent.name for path in sorted(Path("runs").glob("*/config.yaml")))]

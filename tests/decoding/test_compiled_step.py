@@ -13,7 +13,7 @@ from recurra.decoding.linear import MOST_VECTORS, DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.packing import pack_linear_layers
 from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare
-from recurra.layers.feed_forward import SigmoidRouter
+from recurra.layers.experts import SigmoidRouter
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig

@@ -8,7 +8,7 @@ from recurra.decoding._instructions import LINEAR, LOOK_UP
 from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding.linear import DecodingExperts
 from recurra.decoding.memory import StepNotCompiled
-from recurra.layers.feed_forward import Experts
+from recurra.layers.experts import Experts
 from recurra.ops.delta_rule.operator import delta_rule
 from recurra.ops.gate_loop import fused  # noqa: F401  (the operator of the rule)
 from recurra.ops.scan import operator as operators  # noqa: F401

@@ -12,7 +12,7 @@ from lightning_fabric.strategies import SingleDeviceStrategy
 from tests.devices.elsewhere import DEVICE, NAME
 from torch import Tensor
 
-import recurra.train._process
+import recurra.train._ranks
 from recurra.cli import main
 from recurra.train.loop import Trainer
 from recurra.train.metrics import read_metrics
@@ -73,8 +73,8 @@ def trained_there() -> Iterator[set[str]]:
 
     with ExitStack() as stack:
         for owner, name, value in (
-            (recurra.train._process, "fabric_options", strategy),
-            (recurra.train._process, "chosen_device", lambda *_: "auto"),
+            (recurra.train._ranks, "fabric_options", strategy),
+            (recurra.train._ranks, "chosen_device", lambda *_: "auto"),
             (Trainer, "_loss", watched),
         ):
             stack.enter_context(patch.object(owner, name, value))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from recurra.layers.feed_forward import BlockDiagonalLinear, with_previous
+from recurra.layers.convolution import with_previous
+from recurra.layers.feed_forward import BlockDiagonalLinear
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 6])

@@ -8,7 +8,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import load_
 from recurra._choices import DTYPES
 from recurra.decoding.linear import DecodingExperts, DecodingLinear
 from recurra.decoding.steps import CompiledStep, prepare
-from recurra.layers.feed_forward import Experts, MixtureOfExperts, load_balancing_loss
+from recurra.layers.experts import Experts, MixtureOfExperts, load_balancing_loss
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 from recurra.train.config import TrainingConfig

@@ -15,7 +15,7 @@ from recurra._files.digests import content_digest
 from recurra._files.weights import write_safetensors
 from recurra.train import checkpoint
 from recurra.train._distributed_checkpoint import RankCheckpoints
-from recurra.train._process import Ranks
+from recurra.train._ranks import Ranks
 from recurra.train.checkpoint import (
     CheckpointError,
     CheckpointFolder,

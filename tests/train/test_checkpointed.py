@@ -17,7 +17,7 @@ from recurra.layers.embeddings import IGNORED_TARGET
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.shell import negative_log_likelihood
 from recurra.state import tensors
-from recurra.train._process import recompute_blocks
+from recurra.train._ranks import recompute_blocks
 from recurra.train.losses import checkpointed
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}

@@ -7,7 +7,7 @@ import torch
 from tests.train.conftest import VOCABULARY, quiet
 
 from recurra.data.batches import Batch
-from recurra.train._process import Ranks
+from recurra.train._ranks import Ranks
 from recurra.train.evaluate import evaluate
 from recurra.train.loop import Trainer
 from recurra.train.losses import Levels

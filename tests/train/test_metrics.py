@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recurra.train._process import Ranks
+from recurra.train._ranks import Ranks
 from recurra.train.metrics import _COLUMNS, JsonLog, RunningSums, RunProgress, TensorBoardLog, read_metrics
 
 

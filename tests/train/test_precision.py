@@ -7,8 +7,9 @@ import torch
 from rich.console import Console
 from tests.train.runs.conftest import RECIPES
 
-from recurra.train import _process as precision
-from recurra.train._process import has_native_bfloat16, settled
+from recurra._process import has_native_bfloat16
+from recurra.train import _ranks as precision
+from recurra.train._ranks import settled
 from recurra.train.config import TrainingConfig
 from recurra.train.recipe import load_recipe
 from recurra.train.run import resume_run, start_run

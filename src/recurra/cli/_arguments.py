@@ -1,12 +1,14 @@
 """Arguments that commands share, and values set over a recipe, whose keys contain a dot: --training.epochs 2."""
 
+import json
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recurra._choices import RECIPE_KEYS, recipe_names, recipe_words, run_names
+from recurra._choices import RECIPE_KEYS, recipe_names
 from recurra.registry import did_you_mean, near
 
 _OVERRIDES_HELP = "--KEY VALUE overrides the recipe's value, as in --training.epochs 2; the last one wins."
@@ -16,8 +18,6 @@ REAL: dict[str, Any] = {"type": float, "metavar": "X"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
 """Kinds of arguments."""
-_NAMED: dict[Any, Callable[[], list[str]]] = {"RECIPE": recipe_words, "NAME": recipe_names, "RUN": run_names}
-"""The names that a shell completes beside files, by what stands for an argument in its help."""
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> str:
@@ -106,6 +106,24 @@ def complete_among(names: Iterable[str]) -> list[str]:
     parser.add_argument("name", choices=names)
     _complete(parser)
     raise SystemExit
+
+
+def _recipe_words() -> list[str]:
+    """List what a recipe may be called: its name, and its folder if that has no other recipe."""
+    names = recipe_names()
+    folders = Counter(name.partition("/")[0] for name in names)
+    return [*names, *(folder for folder, count in folders.items() if count == 1)]
+
+
+def _run_names() -> list[str]:
+    """List what a run may be called: the models that come with Recurra, and the runs in runs/."""
+    index = Path(__file__).parents[1] / "pretrained_models" / "index.json"
+    shipped = json.loads(index.read_text(encoding="utf-8"))
+    return [*shipped, *(path.parent.name for path in sorted(Path("runs").glob("*/config.yaml")))]
+
+
+_NAMED: dict[Any, Callable[[], list[str]]] = {"RECIPE": _recipe_words, "NAME": recipe_names, "RUN": _run_names}
+"""The names that a shell completes beside files, by what stands for an argument in its help."""
 
 
 def _complete(parser: ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recurra._files.writing import replacing
+from recurra._process import chosen_device
 from recurra.checks import require_at_least, require_positive, sentence
-from recurra.train._process import chosen_device
 from recurra.train.run import Run, open_run
 from recurra.video.reader import VideoError
 from recurra.video.task import ContactSheet, SegmentPrediction, classify_video

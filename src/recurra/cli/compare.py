@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from recurra._process import keep_large_blocks
 from recurra.analysis.cost import MeasuredCost, measured_cost
 from recurra.analysis.plots.curves import metric_curves
 from recurra.analysis.plots.figure import save
@@ -27,7 +28,6 @@ from recurra.cli._tables import print_table
 from recurra.cli.sweep import SweptRun, train_with
 from recurra.mixers.base import mixer_options
 from recurra.models.registry import on_meta
-from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, Experiment, differences, flat, to_plain
 from recurra.train.metrics import read_metrics
 from recurra.train.optimizer import parameter_groups

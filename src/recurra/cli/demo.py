@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra._choices import recipes_folder
+from recurra._process import keep_large_blocks
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.train._figures import draw_comparison, draw_gates, gates_of
-from recurra.train._process import keep_large_blocks
 from recurra.train.evaluate import EvaluationResult, evaluate
 from recurra.train.loop import Trainer
 from recurra.train.recipe import load_recipe, to_yaml

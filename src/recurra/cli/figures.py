@@ -11,6 +11,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from recurra._process import keep_large_blocks
 from recurra.analysis.gradient_flow import GradientFlow
 from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
@@ -29,7 +30,6 @@ from recurra.train._figures import (
     shared_folder,
     write_gradients,
 )
-from recurra.train._process import keep_large_blocks
 from recurra.train.run import open_run
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from recurra._process import chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.checks import sentence
 from recurra.data._files import joined
 from recurra.data.tokenizers import BytePairEncoding
@@ -18,7 +19,7 @@ from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
 from recurra.streams.stream import Stream, Streams
-from recurra.train._process import Ranks, chosen_device, is_first_launched, keep_large_blocks, n_launched
+from recurra.train._ranks import Ranks
 from recurra.train.run import open_run
 
 _LINE_LENGTH = 2**16

@@ -10,10 +10,10 @@ from typing import get_args
 import torch
 
 from recurra import list_mixers
+from recurra._process import hardware, has_native_bfloat16
 from recurra.cli import missing_extra
 from recurra.models.registry import list_models
 from recurra.ops._toolkit.backends import Backend, choose_backend
-from recurra.train._process import hardware, has_native_bfloat16
 from recurra.train.checkpoint import versions
 from recurra.train.task import experiment_names
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from recurra._process import keep_large_blocks
 from recurra.checks import require, sentence
 from recurra.cli._tables import print_table
-from recurra.train._process import keep_large_blocks
 from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.train.loop import Trainer
 from recurra.train.recipe import as_settings, as_words, load_recipe

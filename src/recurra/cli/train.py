@@ -17,10 +17,10 @@ from rich.table import Table
 
 from recurra._choices import TEMPERATURES
 from recurra._files.reading import read_text, read_yaml
+from recurra._process import chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.cli._parsers import TRIED
 from recurra.cli._tables import print_table
 from recurra.data.text import TextData
-from recurra.train._process import chosen_device, is_first_launched, keep_large_blocks, n_launched
 from recurra.train.loop import Trainer
 from recurra.train.recipe import find_recipe, recipe_help, recipe_names
 from recurra.train.run import DETAILS, open_run, resume_run, score_run, start_run, write_scores

@@ -19,7 +19,8 @@ from recurra._files.weights import read_safetensors, require_finite, shape_diffe
 from recurra._files.writing import replacing
 from recurra.checks import sentence
 from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
-from recurra.layers.feed_forward import LinearWeights, Router
+from recurra.layers.experts import Router
+from recurra.layers.feed_forward import LinearWeights
 from recurra.models.registry import DataSizes, Undrawn, entry_of, list_models, on_meta
 
 _LARGEST_DIFFERENCE = 1e-5

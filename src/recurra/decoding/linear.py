@@ -11,7 +11,8 @@ from torch.nn import functional
 from recurra._choices import DTYPES, Numbers
 from recurra.checks import kind_of, require, require_layout, require_literal, sentence
 from recurra.decoding._instructions import KINDS
-from recurra.layers.feed_forward import Experts, TiedLinear, by_expert, expert_activation
+from recurra.layers.experts import Experts, by_expert, expert_activation
+from recurra.layers.feed_forward import TiedLinear
 from recurra.ops._operator import Operator, usable_threads
 
 # --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---

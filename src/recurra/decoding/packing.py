@@ -11,7 +11,8 @@ from recurra._choices import Numbers
 from recurra.checks import require_literal, sentence
 from recurra.decoding._states import prepare_states
 from recurra.decoding.linear import DecodingExperts, DecodingLinear, _linear
-from recurra.layers.feed_forward import Experts, TiedLinear
+from recurra.layers.experts import Experts
+from recurra.layers.feed_forward import TiedLinear
 from recurra.layers.transition import DataTransition
 from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.rnn import RNN, RNNState

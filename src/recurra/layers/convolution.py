@@ -1,4 +1,6 @@
-"""Convolutions along time, one filter a channel: short ones, and long filters that a small network computes (Hyena)."""
+"""Convolutions along time, one filter a channel: short ones, long filters that a small network computes (Hyena), and
+RWKV's token shift.
+"""
 
 import itertools
 import math
@@ -384,3 +386,29 @@ def _rows(x: Float[Tensor, "B L D"], steps: Tensor) -> Float[Tensor, "B n D"]:
     """The chosen steps of each sequence, (B, n): whole rows, which is faster than torch.gather by number."""
     offsets = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (steps + offsets).flatten()).unflatten(0, steps.shape)
+
+
+def mixed(
+    now: Float[Tensor, "B L D"], previous: Float[Tensor, "B L D"], share: Float[Tensor, " D"]
+) -> Float[Tensor, "B L D"]:
+    """share * now + (1 - share) * previous."""
+    share = at_least_float32(share)
+    return share * now + (1 - share) * previous
+
+
+def with_previous(
+    x: Float[Tensor, "B L D"], before: Float[Tensor, "B D"], mask: Bool[Tensor, "B L"] | None
+) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B D"]]:
+    """Return x, the counted step before each, and the last counted step: what `before` is in the next call.
+
+    This is RWKV's token shift (Peng et al. 2023, arXiv 2305.13048, section 3.1). x has at least one step; padding may
+    stand anywhere and is not read. All three are float32 or better, the last one in memory of its own.
+    """
+    x = at_least_float32(x)
+    known = torch.cat([before[:, None], x], 1)
+    if mask is None:
+        return x, known[:, :-1], known[:, -1].clone()
+    steps = torch.arange(1, known.shape[1], device=x.device) * mask
+    places = torch.cat([torch.zeros_like(steps[:, :1]), steps], 1).cummax(1).values
+    rows = torch.take_along_dim(known, places[..., None], 1)
+    return x, rows[:, :-1], rows[:, -1].clone()

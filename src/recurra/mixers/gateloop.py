@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxtyping import Complex
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurra.checks import require_heads
-from recurra.layers.feed_forward import SiLUOutputGate
 from recurra.layers.transition import create_transition
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
@@ -19,6 +19,18 @@ class GateLoopState(NamedTuple):
     """The hidden state h_n."""
 
     h: Complex[Tensor, "B H d_k d_v"]
+
+
+class _OutputGate(nn.Module):
+    """y * SiLU(W_g x): the input decides what leaves a recurrence for its output projection."""
+
+    def __init__(self, d_model: int, d_v: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(d_model, d_v)
+
+    def forward(self, x: Float[Tensor, "B L d_model"], y: Float[Tensor, "B L d_v"]) -> Float[Tensor, "B L d_v"]:
+        """Gate y, the recurrence's output, by x, its input."""
+        return y * functional.silu(self.projection(x))
 
 
 @register_mixer("gateloop")
@@ -73,7 +85,7 @@ class GateLoop(Mixer):
             phase_scale=phase_scale,
             ring=ring,
         )
-        self.output_gate = SiLUOutputGate(d_model, d_v) if output_gate else None
+        self.output_gate = _OutputGate(d_model, d_v) if output_gate else None
         self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:

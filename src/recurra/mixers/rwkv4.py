@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.feed_forward import mixed, with_previous
+from recurra.layers.convolution import mixed, with_previous
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.feed_forward import mixed, with_previous
+from recurra.layers.convolution import mixed, with_previous
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_at_least, require_heads, require_positive
-from recurra.layers.feed_forward import with_previous
+from recurra.layers.convolution import with_previous
 from recurra.layers.norms import at_least_float32
 from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec, register_mixer

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.feed_forward import with_previous
+from recurra.layers.convolution import with_previous
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import Mixer, StateSpec, register_mixer
 from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixingState

@@ -155,11 +155,7 @@ class CompactRecurrentTransformerState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-@register_model(
-    "crt",
-    config=CompactRecurrentTransformerConfig,
-    label="CRT",
-)
+@register_model("crt", config=CompactRecurrentTransformerConfig)
 class CompactRecurrentTransformer(AdaptiveShell):
     """A Transformer over segments of n tokens, with one persistent memory vector m between them (CRT section 3).
 

@@ -21,7 +21,8 @@ from recurra.checks import (
     sentence,
 )
 from recurra.layers.dropout import ScaledDropout
-from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, MixtureOfExperts, Routing, TiedLinear
+from recurra.layers.experts import MixtureOfExperts, Routing
+from recurra.layers.feed_forward import FEED_FORWARDS, LinearWeights, TiedLinear
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding, ScaledHead
 from recurra.lengths import mask_fill
@@ -130,8 +131,7 @@ class Block(MixerBlock):
 
 
 _NORM_PLACES = ("before", "after", "stream")
-
-
+_FEED_FORWARDS = {**FEED_FORWARDS, "mixture-of-experts": MixtureOfExperts}
 _EXPERT_OPTIONS = {
     name: one.default
     for name, one in inspect.signature(MixtureOfExperts).parameters.items()
@@ -226,7 +226,7 @@ class LanguageModelConfig(ModelConfig):
         is_one = isinstance(networks, str) and isinstance(places, str)
         pairs = [(networks, places)] if is_one else list(zip(self.feed_forwards, self.norm_places))
         for name, place in pairs:
-            choose("feed_forward", {**FEED_FORWARDS, "none": None}, name)
+            choose("feed_forward", {**_FEED_FORWARDS, "none": None}, name)
             choose("norm_place", dict.fromkeys(_NORM_PLACES), place)
             has_network = self.d_channel_mixing > 0 and name != "none"
             places = ["before", "stream"] if name == "mixture-of-experts" else list(_NORM_PLACES)
@@ -268,7 +268,7 @@ class LanguageModelState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-@register_model("recurrent", config=LanguageModelConfig, label="LanguageModel")
+@register_model("recurrent", config=LanguageModelConfig)
 class LanguageModel(LanguageModelShell):
     """Embedding without positional encoding, a stack of mixers, a final norm and a linear head.
 
@@ -383,7 +383,7 @@ def _block(mixer: Mixer, feed_forward: str, place: str, config: LanguageModelCon
     added = (config.dropout, config.residual_scale)
     if config.d_channel_mixing == 0 or feed_forward == "none":
         return MixerBlock(mixer, _norm(config, mixer), *added)
-    kind = FEED_FORWARDS[feed_forward]
+    kind = _FEED_FORWARDS[feed_forward]
     is_mixture = kind is MixtureOfExperts
     options = config.feed_forward_options if is_mixture else {}
     network = kind(config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases, **options)

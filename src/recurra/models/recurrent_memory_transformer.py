@@ -40,7 +40,7 @@ class RecurrentMemoryTransformerState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-@register_model("rmt", config=RecurrentMemoryTransformerConfig, label="RMT")
+@register_model("rmt", config=RecurrentMemoryTransformerConfig)
 class RecurrentMemoryTransformer(AdaptiveShell):
     """Segments of n tokens between memory tokens: [read; x_1..x_n; write] (section 3.2).
 

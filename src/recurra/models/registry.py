@@ -142,9 +142,7 @@ class ModelEntry:
     """A registered model."""
 
     name: str
-    """In recipes, as `experiment: text-NAME` for a language model, and in `recurra info`."""
-    label: str
-    """In the names of its classes for Hugging Face: Recurra<label>ForCausalLM."""
+    """In recipes, as `experiment: text-NAME` for a language model, in `recurra info` and in transformers' folders."""
     reads: type
     """What it reads: `DataSizes` for tokens, `VideoSizes` for clips."""
     config: type[Any]
@@ -173,18 +171,14 @@ class ModelEntry:
 _models: Registry[ModelEntry] = Registry("model", "recurra.models", "recurra.video")
 
 
-def register_model(
-    name: str, *, config: type[ModelConfig], label: str | None = None, reads: type = DataSizes
-) -> Callable[[_Class], _Class]:
+def register_model(name: str, *, config: type[ModelConfig], reads: type = DataSizes) -> Callable[[_Class], _Class]:
     """Register a model class under `name`; it is called as `cls(config)`.
 
-    The name is in lower case with hyphens; the label names its classes for Hugging Face (if None, the
-    name in camel case), and `reads` is `DataSizes` or `VideoSizes`.
+    The name is in lower case with hyphens, and `reads` is `DataSizes` or `VideoSizes`.
     """
 
     def register(model: _Class) -> _Class:
-        camel = "".join(word.capitalize() for word in name.split("-"))
-        _models.register(name)(ModelEntry(name, label or camel, reads, config, model))
+        _models.register(name)(ModelEntry(name, reads, config, model))
         return model
 
     return register

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from recurra.checks import kind_of, require_numbers, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
-from recurra.layers.feed_forward import Routing
+from recurra.layers.experts import Routing
 from recurra.lengths import check_lengths, mask_fill, on_host, run_lengths, run_resets
 from recurra.mixers.base import with_zero_gradients
 from recurra.state import Ragged

@@ -79,7 +79,7 @@ class TransformerXLState(NamedTuple):
     layers: tuple[RelativeAttentionState, ...]
 
 
-@register_model("transformer-xl", config=TransformerXLConfig, label="TransformerXL")
+@register_model("transformer-xl", config=TransformerXLConfig)
 class TransformerXL(EncodedShell):
     """Adaptive embedding, blocks of relative attention with a memory of hidden states, adaptive softmax.
 

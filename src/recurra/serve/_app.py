@@ -28,6 +28,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 from recurra import __version__
+from recurra._process import keep_large_blocks
 from recurra.checks import sentence
 from recurra.serve import _openai as openai
 from recurra.serve import _routes as routes
@@ -38,7 +39,6 @@ from recurra.serve._http import DISK_FULL, ApiError, ServeSettings, page, page_p
 from recurra.serve._model import ServedModel
 from recurra.serve._scheduler import QueueFull
 from recurra.serve._service import Caller, Service, caller
-from recurra.train._process import keep_large_blocks
 from recurra.train.run import open_run
 
 _LOG = logging.getLogger("recurra.serve")

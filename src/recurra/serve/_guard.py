@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from recurra._process import return_free_memory
 from recurra.serve._http import LOCAL_HOSTS, ApiError, ServeSettings, page_paths
-from recurra.train._process import return_free_memory
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol

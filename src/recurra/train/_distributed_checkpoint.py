@@ -23,7 +23,7 @@ from recurra._files.digests import MANIFEST, file_sha256, read_stamped, require_
 from recurra._files.weights import write_safetensors
 from recurra._files.writing import discard, naming, sync_folder
 from recurra.checks import sentence
-from recurra.train._process import Ranks, local
+from recurra.train._ranks import Ranks, local
 from recurra.train.checkpoint import SUFFIX, CheckpointFolder, Payload, join_tensors, split_tensors, with_versions
 
 Place = Callable[[str, Tensor], Tensor]

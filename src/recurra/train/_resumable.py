@@ -14,7 +14,7 @@ from recurra._files.writing import discard
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
 from recurra.state import map_tensors, state_from_plain, state_to_plain
-from recurra.train._process import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
+from recurra.train._ranks import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, require_fitting
 from recurra.train.experiment import Experiment, require_resumable, to_plain
 from recurra.train.losses import Levels, Objective

@@ -22,6 +22,7 @@ from recurra import convert
 from recurra._choices import Format, GgufType
 from recurra._files.digests import STAMP
 from recurra._files.writing import put_in_place, replace_files
+from recurra._process import return_free_memory
 from recurra.checks import require, require_literal, sentence
 from recurra.convert.export._page_files import MODULE, PAGE, RUNTIME, WEBGPU, page_file
 from recurra.convert.export.programs import gate_layers, require_exportable, state_tensors
@@ -45,7 +46,6 @@ from recurra.convert.published.folder import (
 from recurra.data.tokenizers import TextEncoder, Vocabulary
 from recurra.models.registry import entry_of
 from recurra.streams.continuation import start_of
-from recurra.train._process import return_free_memory
 from recurra.train.adapters import LoraConfig
 from recurra.train.experiment import to_plain
 from recurra.train.recipe import load_recipe

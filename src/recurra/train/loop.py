@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from recurra._files.writing import write_json
+from recurra._process import StopSignal, hardware
 from recurra.checks import sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.models.shell import LanguageModelShell
 from recurra.ops._toolkit.graphs import Capture, CudaCapture, GraphedFunction
 from recurra.state import detach
-from recurra.train._process import Ranks, StopSignal, hardware, local, precision_note, whole
+from recurra.train._ranks import Ranks, local, precision_note, whole
 from recurra.train._resumable import ResumableRun
 from recurra.train.checkpoint import Payload, versions
 from recurra.train.config import TrainingConfig

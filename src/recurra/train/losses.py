@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from recurra.checks import kind_of, require_tensor, require_whole_number, sentence
 from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource
 from recurra.layers.embeddings import few_targets
-from recurra.layers.feed_forward import MixtureOfExperts, Routing, load_balancing_loss
+from recurra.layers.experts import MixtureOfExperts, Routing, load_balancing_loss
 from recurra.models.language_model import LanguageModel
 from recurra.models.shell import LanguageModelShell
-from recurra.train._process import Ranks
+from recurra.train._ranks import Ranks
 from recurra.train.config import TrainingConfig
 from recurra.train.metrics import RunningSums
 from recurra.train.sequence_parallel import Pieces, in_pieces

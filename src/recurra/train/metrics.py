@@ -20,7 +20,7 @@ from torch import Tensor
 from recurra._files.reading import parse_json, read_text
 from recurra._files.writing import naming, replacing
 from recurra.checks import require, sentence
-from recurra.train._process import Ranks
+from recurra.train._ranks import Ranks
 
 _Record = Mapping[str, Any]
 

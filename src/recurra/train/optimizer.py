@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from recurra._process import is_first_launched
 from recurra.checks import sentence
 from recurra.train._muon import matrix_ids
-from recurra.train._process import is_first_launched
 from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerConfig, ScheduleConfig, optimizer_factory
 
 

@@ -19,11 +19,11 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra._choices import recipe_names, recipes_folder
 from recurra._files.reading import one_line, parse_yaml, read_yaml
+from recurra._process import is_first_launched
 from recurra.checks import require, sentence
 from recurra.models.language_model import LanguageModelConfig
 from recurra.registry import did_you_mean, near
 from recurra.train._mixer_options import follow_mixer
-from recurra.train._process import is_first_launched
 from recurra.train.experiment import Experiment, flat, sections_of, to_plain
 from recurra.train.task import experiment_names
 

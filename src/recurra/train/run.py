@@ -15,12 +15,13 @@ from torch import nn
 from recurra._choices import Split
 from recurra._files.reading import read_json
 from recurra._files.writing import write_json
+from recurra._process import is_first_launched
 from recurra.checks import sentence
 from recurra.convert.portable import with_weights
 from recurra.data.batches import DataSet
 from recurra.data.tokenizers import TextEncoder
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
-from recurra.train._process import Ranks, is_first_launched
+from recurra.train._ranks import Ranks
 from recurra.train.checkpoint import CheckpointFolder, load_weights, require_fitting, scored_weights
 from recurra.train.evaluate import evaluate
 from recurra.train.experiment import (

@@ -112,7 +112,7 @@ class _MemoryEncoder(DividedEncoder):
     block = _MemoryBlock
 
 
-@register_model("crvit", config=CompactRecurrentViTConfig, label="CRViT", reads=VideoSizes)
+@register_model("crvit", config=CompactRecurrentViTConfig, reads=VideoSizes)
 class CompactRecurrentViT(VideoModel):
     """TimeSformer's blocks over each segment, with a memory and the class token carried between segments (CRT Fig. 4).
 

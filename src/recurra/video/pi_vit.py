@@ -129,7 +129,7 @@ class TaskLosses(NamedTuple):
     skeleton_classes: Float[Tensor, "B S"]
 
 
-@register_model("pi-vit", config=PIViTConfig, label="PIViT", reads=VideoSizes)
+@register_model("pi-vit", config=PIViTConfig, reads=VideoSizes)
 class PIViT(TimeSformer):
     """A TimeSformer with two auxiliary tasks, from which its tokens learn about poses.
 

@@ -8,8 +8,7 @@ from torch.nn import functional
 from transformers import DynamicCache, Trainer
 from transformers.trainer_pt_utils import LabelSmoother
 
-from recurra.convert.huggingface import RecurraLanguageModelConfig
-from recurra.convert.huggingface.configuration import config_for
+from recurra.convert.huggingface.configuration import RecurraConfig, config_for
 from recurra.convert.huggingface.modeling import causal_lm
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import DataSizes, list_models
@@ -164,10 +163,10 @@ def test_the_configuration_holds_the_models_own():
     for name in MODELS:
         model = MODELS[name]()
         config = config_for(model.config, bos_token_id=3)
-        assert config.entry.config(**config.of_the_model()) == model.config
+        assert config.own() == model.config
         assert (config.hidden_size, config.num_hidden_layers, config.bos_token_id) == (12, model.config.n_layer, 3)
-        assert type(config).from_dict(config.to_dict()).to_dict() == config.to_dict()
-        assert type(config)(**config.to_diff_dict()).of_the_model() == config.of_the_model()
+        assert RecurraConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+        assert RecurraConfig(**config.to_diff_dict()).own() == model.config
 
 
 def test_configurations_that_cannot_be():
@@ -175,6 +174,8 @@ def test_configurations_that_cannot_be():
     with pytest.raises(ValueError, match=message):
         causal_lm(LanguageModel(LanguageModelConfig(5, 3, 1, 4, 4)))
     with pytest.raises(ValueError, match="n_layer is 0"):
-        RecurraLanguageModelConfig(vocab_size=5, n_layer=0)
+        RecurraConfig(vocab_size=5, n_layer=0)
+    with pytest.raises(ValueError, match=r"model is 'timesformer'; expected one of .*, recurrent, "):
+        RecurraConfig(model="timesformer")
     with pytest.raises(TypeError, match=r"expected one of .*, LanguageModelConfig"):
         config_for(3)

@@ -11,15 +11,12 @@ not import this, such as a command line tool, runs with the models registered as
 Needs the extra `hf`: `pip install "recurra[hf]"`.
 """
 
-from recurra.convert.huggingface import backbone, configuration, modeling
 from recurra.convert.huggingface.backbone import RecurraModel
 from recurra.convert.huggingface.configuration import RecurraConfig, RecurrentCache, config_for
 from recurra.convert.huggingface.folder import fast_tokenizer, load_folder, read_tokenizer, save_folder
 from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm, register
 
 register()
-_CLASSES = (*configuration.CONFIGS, *backbone.BACKBONES.values(), *modeling.MODELS)
-globals().update({kind.__name__: kind for kind in _CLASSES})
 
 __all__ = [
     "RecurraConfig",
@@ -33,5 +30,4 @@ __all__ = [
     "read_tokenizer",
     "register",
     "save_folder",
-    *(kind.__name__ for kind in _CLASSES),
 ]

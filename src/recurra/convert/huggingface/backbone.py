@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,7 +23,6 @@ from recurra._files.weights import require_finite
 from recurra._files.writing import naming
 from recurra.checks import require, require_shape, sentence
 from recurra.convert.huggingface.configuration import (
-    CONFIGS,
     MODEL_FILES,
     RecurraConfig,
     RecurrentCache,
@@ -160,9 +159,6 @@ class RecurraPreTrainedModel(PreTrainedModel):
         self.base_model.gradient_checkpointing = enable
 
 
-_Base = TypeVar("_Base", bound=RecurraPreTrainedModel)
-
-
 class Inputs(NamedTuple):
     """What a call reads, checked."""
 
@@ -182,7 +178,7 @@ class Inputs(NamedTuple):
 
 
 class RecurraModel(RecurraPreTrainedModel):
-    """A language model of this package, `model`, that returns what its head reads; there is a subclass for each.
+    """A language model of this package, `model`, that returns what its head reads.
 
     Args:
         config: the model's configuration.
@@ -195,7 +191,7 @@ class RecurraModel(RecurraPreTrainedModel):
         super().__init__(config)
         if model is None:
             with _real_weights() as dtype:
-                model = config.entry.make(config.entry.config(**config.of_the_model())).to(dtype)
+                model = config.entry.make(config.own()).to(dtype)
         self.model = model
         self._no_split_modules = {type(block).__name__ for block in model.blocks}  # type: ignore[union-attr]
         self._tied_weights_keys = tied_parameters(self)
@@ -288,22 +284,6 @@ class RecurraModel(RecurraPreTrainedModel):
         if mode:
             self.keep_prepared(None)
         return super().train(mode)
-
-
-def subclass(base: type[_Base], ending: str, config: type[RecurraConfig]) -> type[_Base]:
-    """Make the class of one model."""
-    attributes = {
-        "__doc__": f"`recurra.models.{config.entry.model.__name__}` under transformers' interface.",
-        "__module__": base.__module__,
-        "config_class": config,
-    }
-    return type(f"Recurra{config.entry.label}{ending}", (base,), attributes)
-
-
-BACKBONES: dict[type[RecurraConfig], type[RecurraModel]] = {
-    config: subclass(RecurraModel, "Model", config) for config in CONFIGS
-}
-globals().update({model.__name__: model for model in BACKBONES.values()})  # so that they can be imported, and pickled
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Configurations and the recurrent cache of the language models in transformers, and checks of their folders."""
 
 from collections.abc import Iterable
-from dataclasses import MISSING, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedConfig
 from recurra._files.digests import read_manifest, require_files
 from recurra._files.reading import read_json
 from recurra._files.weights import read_metadata
-from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.checks import choose, kind_of, require, require_at_least, sentence
 from recurra.models.registry import DataSizes, ModelEntry, list_models
 from recurra.state import detach, n_streams, select
 
@@ -36,33 +36,34 @@ def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
     return manifest
 
 
-_NAMES = {
-    "hidden_size": "d_model",
-    "num_hidden_layers": "n_layer",
-    "tie_word_embeddings": "tie_embeddings",
-    "num_attention_heads": "n_heads",
-    "final_logit_softcapping": "logit_cap",
-}
-"""What transformers calls fields of ours."""
-
-
 class RecurraConfig(PreTrainedConfig):
-    """What the configurations share; the fields of the model's own configuration are attributes of them."""
+    """The configuration of a language model; the fields of the model's own configuration are attributes of this one.
 
-    entry: ClassVar[ModelEntry]
-    """The model in the registry."""
+    Args:
+        model: the model's name in the registry.
+        use_cache: return the recurrent state in evaluation; in training only if `forward` is asked for it.
+        others: those fields, and what every configuration of transformers has.
+    """
+
+    model_type: ClassVar[str] = "recurra"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layer",
+        "tie_word_embeddings": "tie_embeddings",
+        "final_logit_softcapping": "logit_cap",
+    }
+    """What transformers calls fields of ours."""
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     auto_map: ClassVar[dict[str, str]] = {}
     """No folder has code; TRL asks."""
 
-    use_cache: bool = True
-    """Return the recurrent state in evaluation; in training only if `forward` is asked for it."""
-
-    def __post_init__(self, **others: Any) -> None:
-        super().__post_init__(**others)
-        settled = self.entry.config(**self.of_the_model())  # refuses what cannot be
-        for each in fields(settled):
-            setattr(self, each.name, getattr(settled, each.name))
+    def __init__(self, model: str = "recurrent", use_cache: bool = True, **others: Any) -> None:
+        self.model, self.use_cache = model, use_cache
+        super().__init__(**others)
+        own = self.own()  # refuses what cannot be
+        for each in fields(own):
+            setattr(self, each.name, getattr(own, each.name))
+        self.num_attention_heads = getattr(self, "n_heads", 1)  # PEFT's prompt tuning asks for it and does not use it
         if getattr(self, "output_size", None) not in (None, self.vocab_size):
             expected = f"vocab_size = {self.vocab_size}: a causal language model predicts the tokens that it reads"
             raise ValueError(sentence("output_size", self.output_size, expected))
@@ -74,40 +75,15 @@ class RecurraConfig(PreTrainedConfig):
             require_files(Path(place), read_manifest(Path(place)).get("files", {}), ("config.json",))
         return super().from_dict(config_dict, **options)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, with a number of heads, which PEFT's prompt tuning asks for and does not use."""
-        return {"num_attention_heads": getattr(self, "n_heads", 1), **super().to_dict()}
+    @property
+    def entry(self) -> ModelEntry:
+        """The model in the registry."""
+        return choose("model", {entry.name: entry for entry in list_models(DataSizes)}, self.model)
 
-    def of_the_model(self) -> dict[str, Any]:
-        """The fields of the model's own configuration."""
-        return {field.name: getattr(self, field.name) for field in fields(self.entry.config)}
-
-
-def _config_class(entry: ModelEntry) -> type[RecurraConfig]:
-    own = fields(entry.config)
-    names = {each.name for each in own}
-    is_first = entry.label == "LanguageModel"  # its name in files is older than the registry
-    attributes = {
-        "__doc__": f"A `recurra.models.{entry.model.__name__}`; it must predict the tokens that it reads.",
-        "__module__": __name__,
-        "__annotations__": {
-            "model_type": ClassVar[str],
-            "attribute_map": ClassVar[dict[str, str]],
-            **{each.name: each.type for each in own},
-        },
-        **{
-            each.name: each.default if each.default_factory is MISSING else field(default_factory=each.default_factory)
-            for each in own
-        },
-        "entry": entry,
-        "model_type": "recurra" if is_first else f"recurra-{entry.name}",
-        "attribute_map": {theirs: ours for theirs, ours in _NAMES.items() if ours in names},
-    }
-    return type(f"Recurra{entry.label}Config", (RecurraConfig,), attributes)
-
-
-CONFIGS: tuple[type[RecurraConfig], ...] = tuple(_config_class(entry) for entry in list_models(DataSizes))
-globals().update({config.__name__: config for config in CONFIGS})  # so that they can be imported, and pickled
+    def own(self) -> Any:
+        """Return the model's own configuration."""
+        kind, known = self.entry.config, vars(self)
+        return kind(**{each.name: known[each.name] for each in fields(kind) if each.name in known})
 
 
 def config_for(model_config: Any, **others: Any) -> RecurraConfig:
@@ -115,10 +91,11 @@ def config_for(model_config: Any, **others: Any) -> RecurraConfig:
 
     others: any other attributes, such as `bos_token_id`.
     """
-    for kind in CONFIGS:
-        if type(model_config) is kind.entry.config:
-            return kind(**{field.name: getattr(model_config, field.name) for field in fields(model_config)}, **others)
-    known = ", ".join(kind.entry.config.__name__ for kind in CONFIGS)
+    for entry in list_models(DataSizes):
+        if type(model_config) is entry.config:
+            own = {each.name: getattr(model_config, each.name) for each in fields(model_config)}
+            return RecurraConfig(model=entry.name, **own, **others)
+    known = ", ".join(entry.config.__name__ for entry in list_models(DataSizes))
     raise TypeError(sentence("model_config", kind_of(model_config), f"one of {known}"))
 
 

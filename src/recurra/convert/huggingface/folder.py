@@ -18,7 +18,7 @@ from recurra._files.reading import read_text
 from recurra._files.writing import put_in_place
 from recurra.checks import kind_of, sentence
 from recurra.convert.huggingface.configuration import MODEL_FILES, TOKENIZER_FILES, RecurraConfig, require_sound
-from recurra.convert.huggingface.modeling import MODELS, causal_lm
+from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm
 from recurra.convert.portable import PortableModel
 from recurra.data.tokenizers import (
     EOS,
@@ -185,9 +185,8 @@ def load_folder(folder: str | Path) -> PortableModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not isinstance(config, RecurraConfig):
             raise ValueError(f"{folder} holds a model of type {config.model_type!r}; expected a model of this package")
-        kind = next(kind for kind in MODELS if kind.config_class is type(config))
         with _quietly():
-            model = kind.from_pretrained(folder, config=config, dtype=torch.float32)
+            model = RecurraForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = read_tokenizer(folder)
     except OSError:
         raise

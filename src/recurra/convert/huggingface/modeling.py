@@ -11,10 +11,9 @@ from transformers.models.auto import modeling_auto
 from transformers.utils.generic import can_return_tuple
 
 from recurra.checks import sentence
-from recurra.convert.huggingface.backbone import BACKBONES, Inputs, RecurraPreTrainedModel, subclass
+from recurra.convert.huggingface.backbone import Inputs, RecurraModel, RecurraPreTrainedModel
 from recurra.convert.huggingface.configuration import (
     ASSISTED,
-    CONFIGS,
     RecurraConfig,
     RecurrentCache,
     config_for,
@@ -27,7 +26,7 @@ from recurra.models.shell import negative_log_likelihood
 
 
 class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
-    """A language model of this package, `model`, under transformers' interface; there is a subclass for each.
+    """A language model of this package, `model`, under transformers' interface.
 
     `generate` carries a `RecurrentCache`, whose memory does not grow with the text. Padding may stand anywhere and
     changes nothing. If sequences differ in length, states that depend on the place in a segment are kept one by one.
@@ -43,7 +42,7 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
-        self.backbone = BACKBONES[type(config)](config, model)
+        self.backbone = RecurraModel(config, model)
         self._tied_weights_keys = tied_parameters(self)
         self.post_init()
 
@@ -181,12 +180,6 @@ class RecurraForCausalLM(RecurraPreTrainedModel, GenerationMixin):
         return False
 
 
-MODELS: tuple[type[RecurraForCausalLM], ...] = tuple(
-    subclass(RecurraForCausalLM, "ForCausalLM", config) for config in CONFIGS
-)
-globals().update({model.__name__: model for model in MODELS})  # so that they can be imported, and pickled
-
-
 def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
     """Put a model under transformers' interface. It is the same model, not a copy.
 
@@ -194,9 +187,7 @@ def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
         model: a registered language model.
         others: further attributes of the configuration.
     """
-    config = config_for(model.config, **others)
-    kind = next(kind for kind in MODELS if kind.config_class is type(config))
-    return kind(config, model).train(model.training)
+    return RecurraForCausalLM(config_for(model.config, **others), model).train(model.training)
 
 
 def _loss(
@@ -218,9 +209,8 @@ def register() -> None:
     transformers' Trainer finds the names of causal language models in a table that AutoModelForCausalLM does not fill.
     It smooths the labels of others without shifting them: those models would learn to copy.
     """
-    names = getattr(modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {})
-    for model in MODELS:
-        AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
-        AutoModel.register(model.config_class, BACKBONES[model.config_class], exist_ok=True)
-        AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
-        names[model.config_class.model_type] = model.__name__
+    kind, names = RecurraConfig.model_type, getattr(modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {})
+    AutoConfig.register(kind, RecurraConfig, exist_ok=True)
+    AutoModel.register(RecurraConfig, RecurraModel, exist_ok=True)
+    AutoModelForCausalLM.register(RecurraConfig, RecurraForCausalLM, exist_ok=True)
+    names[kind] = RecurraForCausalLM.__name__

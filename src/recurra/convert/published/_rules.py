@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recurra._choices import PUBLISHED_CLASSES
 from recurra.checks import kind_of, sentence
 from recurra.convert.published._settings import Settings
-from recurra.layers.feed_forward import MixtureOfExperts
+from recurra.layers.experts import MixtureOfExperts
 from recurra.mixers.base import mixer_options
 from recurra.models.language_model import LanguageModelConfig
 

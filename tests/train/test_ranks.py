@@ -1,16 +1,14 @@
-"""The process of a run: its launcher, its random numbers, the signals that stop it."""
+"""The ranks of a run: their launcher, their random numbers, the pieces that they share."""
 
 import os
 import random
-import signal
-import threading
 
 import numpy as np
 import pytest
 import torch
 from tests.train.payloads import payload
 
-from recurra.train._process import Ranks, StopSignal, set_up_process
+from recurra.train._ranks import Ranks, set_up_process
 from recurra.train._resumable import _random_state, _set_random_state
 from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
 from recurra.train.config import TrainingConfig
@@ -57,48 +55,3 @@ def test_a_deterministic_run_sets_up_its_process(monkeypatch):
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@pytest.fixture(autouse=True)
-def signals_of_a_terminal():
-    """Ctrl-C raises and SIGHUP can be caught, also under nohup and in a shell's background job, which ignore them."""
-    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", ALL)
-def test_a_signal_is_noted_and_the_handlers_come_back(number):
-    before = [signal.getsignal(each) for each in ALL]
-    with StopSignal() as stop:
-        assert stop.received is None
-        os.kill(os.getpid(), number)
-        assert stop.received == number
-    assert [signal.getsignal(each) for each in ALL] == before
-
-
-def test_the_second_signal_is_not_held_back():
-    with StopSignal() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.received == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_outside_the_main_thread_nothing_is_changed():
-    before = signal.getsignal(signal.SIGINT)
-    seen = []
-
-    def work() -> None:
-        with StopSignal() as stop:
-            seen.extend([stop.received, signal.getsignal(signal.SIGINT)])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [None, before]

@@ -1,23 +1,17 @@
-"""The process of a run and those that train it together: hardware, precision, signals, ranks, DDP and FSDP2."""
+"""The ranks that train a run together: how they start, what they exchange, how they hold a model (DDP and FSDP2)."""
 
-import ctypes
 import logging
 import os
-import platform
-import signal
-import threading
 import warnings
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recurra._process import chosen_device, has_native_bfloat16, n_launched
 from recurra.checks import require, sentence
 from recurra.data.batches import Batch
 from recurra.models.language_model import LanguageModel
@@ -28,41 +22,6 @@ from recurra.train.sequence_parallel import Pieces
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
     from torch.distributed.device_mesh import DeviceMesh
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's <malloc.h>
-_LARGE, _OLDER_LIMIT = 2**30, 32 * 2**20  # older releases of glibc refuse more than HEAP_MAX_SIZE / 2
-
-
-def keep_large_blocks() -> bool:
-    """Let glibc keep large freed blocks in the heap, and return whether that worked (False for other C libraries).
-
-    By default it maps each block above 32 MB anew, at a page fault per 4 KB. The price is that the process keeps its
-    peak memory, which a program may decide, not a library: only the command line calls this.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    mapped = mallopt(_M_MMAP_THRESHOLD, _LARGE) or mallopt(_M_MMAP_THRESHOLD, _OLDER_LIMIT)
-    return bool(mapped and mallopt(_M_TRIM_THRESHOLD, _LARGE))
-
-
-def return_free_memory() -> None:
-    """Return the pages of freed blocks to the system. glibc keeps them otherwise; other C libraries ignore this."""
-    with suppress(AttributeError, TypeError):  # Windows has no library without a name
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def has_native_bfloat16(device: str) -> bool:
-    """Say whether a device ("cpu" or "cuda") has units for bfloat16; elsewhere PyTorch emulates it, slowly."""
-    if device == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if not torch.backends.mkldnn.is_available():  # nothing else multiplies matrices of bfloat16 fast
-        return False
-    # oneDNN takes bfloat16 on every x86 CPU with AVX-512, and emulates it on those from before AVX512_BF16.
-    has_units = platform.machine().lower() not in ("x86_64", "amd64") or torch.cpu._is_avx512_bf16_supported()
-    return bool(has_units and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def precision_note(asked: str, chosen: str, device: str) -> str:
@@ -77,23 +36,6 @@ def precision_note(asked: str, chosen: str, device: str) -> str:
             "float32; new runs can use 32-true or auto"
         )
     return ""
-
-
-def hardware() -> dict[str, Any]:
-    """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if there is one."""
-    # platform.processor() is empty on most Linux systems.
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
-    described = (line for line in lines if line.startswith("model name"))
-    return {
-        "processor": next((line.partition(":")[2].strip() for line in described), platform.machine()),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "vector_units": torch.backends.cpu.get_cpu_capability(),
-        "native_bfloat16": has_native_bfloat16("cpu"),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "system": platform.platform(),
-    }
 
 
 def set_up_process(config: TrainingConfig) -> "Fabric":
@@ -134,64 +76,32 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     return replace(config, precision="bf16-mixed" if native else "32-true")
 
 
-def chosen_device(wanted: str, name: str = "training.accelerator") -> str:
-    """Turn "auto", "cpu" or "cuda" into what there is; `name` is that of the option."""
-    # Fabric's "auto" would also choose devices without float64 and complex numbers, such as Apple's.
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        got = "cuda, and PyTorch finds no CUDA device"
-        raise ValueError(sentence(name, got, "cpu or auto on this machine"))
-    return wanted
+def fabric_options(config: TrainingConfig, accelerator: str) -> dict[str, Any]:
+    """Return what Fabric has to know of the ranks that torchrun started; for one process, that it is alone."""
+    if n_launched() == 1:
+        return {"devices": 1}
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 
+    class Copies(DDPStrategy):
+        def setup_module(self, module: nn.Module) -> nn.Module:
+            # A batch may reach no word of a cluster of an adaptive softmax, on one rank or on all.
+            self._ddp_kwargs["find_unused_parameters"] = not isinstance(module.model, LanguageModel)
+            return super().setup_module(module)
 
-class StopSignal:
-    """A context that remembers the signal that asked the process to end, so that a step and its checkpoint can finish.
-
-    A second SIGINT or SIGTERM acts as without this class. SIGHUP is only recorded, because a closed terminal sends
-    several; an ignored one, as under nohup, stays ignored. Outside the main thread nothing changes.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-    HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread():
-            numbers = list(self.SIGNALS)
-            if self.HANG_UP is not None and signal.getsignal(self.HANG_UP) is not signal.SIG_IGN:
-                numbers.append(self.HANG_UP)
-            self._before = {number: signal.signal(number, self._note) for number in numbers}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._restore(*self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = self.received or signal.Signals(number)
-        self._restore(*self.SIGNALS)
-
-    def _restore(self, *numbers: signal.Signals) -> None:
-        for number in numbers:
-            if number in self._before:
-                signal.signal(number, self._before.pop(number))
-
-
-# --- the ranks of a run ---
-
-
-def n_launched() -> int:
-    """Count the processes that torchrun started together with this one; 1 without torchrun."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    return int(count) if count.isdecimal() and int(count) > 0 else 1
-
-
-def is_first_launched() -> bool:
-    """Say whether this is the first of the processes that torchrun started, or the only one."""
-    return n_launched() == 1 or os.environ.get("RANK", "0") == "0"
+    # The loop's own numbers are on the CPU also where the model is not.
+    backend = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}[accelerator]
+    strategy: Any = Copies(process_group_backend=backend)
+    if config.strategy == "fsdp":
+        strategy = ModelParallelStrategy(
+            lambda objective, mesh: shard(objective, mesh["data_parallel"]),
+            data_parallel_size=n_launched(),
+            tensor_parallel_size=1,
+            process_group_backend=backend,
+        )
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    nodes, plugins = n_launched() // here, [TorchElasticEnvironment()]
+    return {"devices": here, "num_nodes": nodes, "strategy": strategy, "plugins": plugins}
 
 
 class Ranks:
@@ -273,9 +183,6 @@ class Ranks:
             dist.barrier()
 
 
-# --- how they hold a model ---
-
-
 def _blocks_of(model: nn.Module) -> list[nn.Module]:
     """List the blocks of a model: the entries of its own module lists."""
     return [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
@@ -289,34 +196,6 @@ def recompute_blocks(model: nn.Module) -> None:
         raise ValueError(sentence("training.checkpoint_blocks", got, "false for this model"))
     for block in blocks:
         recompute(block)
-
-
-def fabric_options(config: TrainingConfig, accelerator: str) -> dict[str, Any]:
-    """Return what Fabric has to know of the ranks that torchrun started; for one process, that it is alone."""
-    if n_launched() == 1:
-        return {"devices": 1}
-    from lightning_fabric.plugins.environments import TorchElasticEnvironment
-    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
-
-    class Copies(DDPStrategy):
-        def setup_module(self, module: nn.Module) -> nn.Module:
-            # A batch may reach no word of a cluster of an adaptive softmax, on one rank or on all.
-            self._ddp_kwargs["find_unused_parameters"] = not isinstance(module.model, LanguageModel)
-            return super().setup_module(module)
-
-    # The loop's own numbers are on the CPU also where the model is not.
-    backend = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}[accelerator]
-    strategy: Any = Copies(process_group_backend=backend)
-    if config.strategy == "fsdp":
-        strategy = ModelParallelStrategy(
-            lambda objective, mesh: shard(objective, mesh["data_parallel"]),
-            data_parallel_size=n_launched(),
-            tensor_parallel_size=1,
-            process_group_backend=backend,
-        )
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    nodes, plugins = n_launched() // here, [TorchElasticEnvironment()]
-    return {"devices": here, "num_nodes": nodes, "strategy": strategy, "plugins": plugins}
 
 
 def shard(module: nn.Module, mesh: "DeviceMesh") -> nn.Module:
