@@ -13,7 +13,7 @@ from torch import nn
 from recurra._files.writing import discard
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
-from recurra.state import map_tensors, state_from_plain, state_to_plain
+from recurra.state import map_tensors, state_from_tensors, state_to_tensors
 from recurra.train._process import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, require_fitting
 from recurra.train.experiment import Experiment, require_resumable, to_plain
@@ -138,7 +138,7 @@ class ResumableRun:
 
     def snapshot(self) -> Payload:
         """Return all that the next update and record depend on, as plain data; ranks call this together."""
-        several = self.ranks.several
+        several, state = self.ranks.several, state_to_tensors(self.state)
         return {
             "config": to_plain(self.experiment),
             "position": asdict(self.position),
@@ -147,7 +147,7 @@ class ResumableRun:
             "base": self.adapters and self.adapters.base,
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "state": state_to_plain(map_tensors(self._layout.of_all_streams, self.state) if several else self.state),
+            "state": map_tensors(self._layout.of_all_streams, state) if several else state,
             "window": self.sums.state_dict(self.ranks),
             "levels": self.levels.state_dict(self.ranks),
             "scores": self.scores,
@@ -180,7 +180,7 @@ class ResumableRun:
             self.adapters.require_base(saved["base"], path)
         # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
         require_fitting(self.model, saved["model"], path)
-        state = state_from_plain(saved["state"], self.model)
+        state = state_from_tensors(saved["state"], self.model)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.state = state
         self.model.load_state_dict(saved["model"])
