@@ -105,12 +105,19 @@ _LONGEST = 3  # bytes of an incomplete letter
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
-    """Turns text into tokens and back. It may also have `start`: tokens to put before a text, such as Gemma's <bos>."""
+class TextEncoder(Protocol):
+    """Turns text into tokens and back: an encoder of `recurra.data`, or one of your own.
+
+    It may also have `start`: tokens to put before a text, such as Gemma's <bos>.
+    """
 
     @property
     def fingerprint(self) -> str:
         """A digest that differs whenever the tokens of some text differ."""
+        ...
+
+    def __len__(self) -> int:
+        """How many tokens there are; they are 0..len-1."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
@@ -122,7 +129,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
+def encode_first(tokenizer: TextEncoder, text: str) -> np.ndarray:
     """Turn a text at the start of a stream into tokens: (n,) int64.
 
     They are the tokens of `tokenizer.encode`, preceded by the tokenizer's start unless the text has it. An empty text
@@ -135,12 +142,12 @@ def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
     return np.concatenate([np.array(start, dtype=np.int64), tokens])
 
 
-def first_tokens(tokenizer: Tokenizer) -> list[int]:
+def first_tokens(tokenizer: TextEncoder) -> list[int]:
     """Return the beginning of a stream without a text: the tokenizer's start, or the end of a line."""
     return list(start_of(tokenizer)) or tokenizer.encode("\n").tolist()
 
 
-def start_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+def start_of(tokenizer: TextEncoder) -> tuple[int, ...]:
     """Return the tokens to put before a text; most tokenizers have none."""
     return getattr(tokenizer, "start", ())
 
@@ -156,7 +163,7 @@ class TextPieces:
         before: the tokens before the first piece; with a word-level tokenizer, they put a blank before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._given: str | None = None  # the settled text of the window, where it is known
         starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
@@ -206,7 +213,7 @@ def _settled(text: str) -> str:
 class GeneratedText:
     """The text of the tokens generated after those in `before`, piece by piece, up to the first of `stops`."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextEncoder, before: Sequence[int], stops: Sequence[str]) -> None:
         self._pieces, self._stops, self._held = TextPieces(tokenizer, before), stops, ""
         self.is_over = False
         """Whether a stop was found; no token after it counts."""

@@ -42,9 +42,9 @@ from recurra.convert.published.folder import (
     to_huggingface,
     without_unused_tokens,
 )
-from recurra.data.tokenizers import TextEncoder, Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import entry_of
-from recurra.streams.continuation import start_of
+from recurra.streams.continuation import TextEncoder, start_of
 from recurra.train._process import return_free_memory
 from recurra.train.adapters import LoraConfig
 from recurra.train.experiment import to_plain
