@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,20 +169,9 @@ class ResumableRun:
             which = "best"
         place, device = (self._layout.place, "cpu") if self.ranks.several else (None, self.fabric.device)
         path, saved = self.checkpoints.load(which, device, place=place)
-        require_resumable(saved["config"], self.experiment)
-        if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
-            got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
-            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
-        if saved["data"] != self._data_fingerprint:
-            got = f"{self.experiment.data.path}, which has changed since {path} was saved"
-            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"
-            raise ValueError(sentence("the corpus", got, "the data that the run was trained on", hint))
-        if self.adapters is not None:
-            self.adapters.require_base(saved["base"], path)
-        # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
-        require_fitting(self.model, saved["model"], path)
+        self._require_own(saved, path)
         state = state_from_tensors(saved["state"], self.model)
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.load_state_dict(saved["optimizer"])  # a registered optimiser may refuse its state
         self.state = state
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(self._resumed_average(saved))
@@ -201,14 +191,22 @@ class ResumableRun:
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
-        abandoned, score = self._later_best(saved["config"]["training"], len(states))
         self.checkpoints.drop_after(self.position.step)
-        if abandoned:
-            self.scores.pop("best", None)
-            if self.ranks.is_first:
-                discard(self.checkpoints.best)
-        elif score is not None:
-            self.scores["best"] = score
+        self._resume_best(saved["config"]["training"], len(states))
+
+    def _require_own(self, saved: Payload, path: Path) -> None:
+        """Refuse a checkpoint of another run, before anything changes, here or in the folder."""
+        require_resumable(saved["config"], self.experiment)
+        if (at := saved["position"]["step"]) > self.total_steps:
+            got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
+            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
+        if saved["data"] != self._data_fingerprint:
+            got = f"{self.experiment.data.path}, which has changed since {path} was saved"
+            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"
+            raise ValueError(sentence("the corpus", got, "the data that the run was trained on", hint))
+        if self.adapters is not None:
+            self.adapters.require_base(saved["base"], path)
+        require_fitting(self.model, saved["model"], path)
 
     def _resumed_average(self, saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The average so far; without it if averaging is to begin at another step than before, as in a longer run."""
@@ -220,25 +218,31 @@ class ResumableRun:
         self._notes.append(note)
         return None
 
-    def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
-        """Say what becomes of a best checkpoint of a later step: whether it is removed, or else its score."""
+    def _resume_best(self, trained: Mapping[str, Any], n_ranks: int) -> None:
+        """Remove a best checkpoint of a later step or take over its score, unless the run will come to it again."""
         is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
         every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
         is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
         if is_as_long and is_scored_alike:
+            return
+        is_later, score = self.ranks.from_first(self._later_best() if self.ranks.is_first else None)
+        if is_later and is_as_long and score is not None:
+            self.scores["best"] = score
+        elif is_later:
+            self.scores.pop("best", None)
+            if self.ranks.is_first:
+                discard(self.checkpoints.best)
+
+    def _later_best(self) -> tuple[bool, Any]:
+        """Say whether the best checkpoint is of a later step, and its score; one that is damaged has none."""
+        if not self.checkpoints.best.exists():
             return False, None
-        found: tuple[bool, Any] = False, None
-        if self.ranks.is_first and self.checkpoints.best.exists():
-            try:
-                best = load_checkpoint(self.checkpoints.best)
-            except CheckpointError as error:
-                self._notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
-                found = True, None
-            else:
-                if best["position"]["step"] > self.position.step:
-                    found = (False, best["scores"].get("best")) if is_as_long else (True, None)
-        removed, score = self.ranks.from_first(found)
-        return removed, score
+        try:
+            best = load_checkpoint(self.checkpoints.best)
+        except CheckpointError as error:
+            self._notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+            return True, None
+        return best["position"]["step"] > self.position.step, best["scores"].get("best")
 
     def _resume_random(self, states: list[Any]) -> None:
         """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
