@@ -165,35 +165,33 @@ class TextPieces:
 
     def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._given: str | None = None  # the settled text of the window, where it is known
         starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
         self._window = min(starts, key=lambda tokens: tokenizer.decode(tokens).count(_UNDECIDED))
         self._window = self._tail(self._text())
         # They may end inside a letter, with which some decoders take back the whole letters before it.
         ends = (self._window[: len(self._window) - n] for n in range(_LONGEST + 1))
         texts = (tokenizer.decode(end) for end in ends if end)
-        self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), None)
+        self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), _settled(self._text()))
+        """The text of the window's tokens, as far as it was given out or lies before the first piece."""
 
     def add(self, token: int) -> str:
         """Return the text completed by the next token; often "" inside a character of several bytes."""
-        settled = _settled(self._text()) if self._given is None else self._given
         self._window.append(token)
         text = self._text()
         now, is_long = _settled(text), len(self._window) > 2 * _LONGEST_WINDOW
         # Tokenizers with a token for each byte decode a run of these as a whole: text that was given reads as undecided
         # again until the letter at its end is complete, or for ever if none is.
-        if not now.startswith(settled) and not is_long and text.endswith(_UNDECIDED):
-            self._given = settled
+        if not now.startswith(self._given) and not is_long and text.endswith(_UNDECIDED):
             return ""
-        self._given = now
+        piece, self._given = now[len(self._given) :], now
         if is_long or (len(self._window) > _LONGEST_WINDOW and now == text):
-            self._window, self._given = self._tail(text), None
-        return now[len(settled) :]
+            self._window = self._tail(text)
+            self._given = _settled(self._text())
+        return piece
 
     def flush(self) -> str:
         """Return the text still withheld at the end: a character that was never completed, as U+FFFD."""
-        text = self._text()
-        return text[len(_settled(text) if self._given is None else self._given) :]
+        return self._text()[len(self._given) :]
 
     def _tail(self, text: str) -> list[int]:
         """The last tokens of the window, from the beginning of a letter on where there is one."""
