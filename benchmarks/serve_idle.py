@@ -19,7 +19,7 @@ import torch
 from benchmarks.table import megabytes
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._model import PausedStream, ServedModel
 from recurra.serve._service import Service
 from recurra.state import map_tensors
 
@@ -34,7 +34,7 @@ async def measure(service: Service, count: int) -> dict[str, float]:
         session = await sessions.open("", model, f"s{number + 50}")
         for token in range(100):
             session.transcript.append(token, -1.0, 0)
-        session.state = StreamState(map_tensors(torch.clone, model.start.model_state), tuple(range(64)), 100)
+        session.state = PausedStream(map_tensors(torch.clone, model.start.model_state), tuple(range(64)), 100)
         await sessions._write(session)
     found = {"sessions": count, "resident": sessions.n_resident, "MB": megabytes("RssAnon") - before}
     return found | {"ms of CPU each": 1e3 * (time.process_time() - start) / count}

@@ -1,4 +1,4 @@
-"""States as plain data: what a checkpoint holds, and what it refuses."""
+"""States as tensors: what a file holds, and what it refuses."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from recurra import state as states
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
-from recurra.state import Ragged, state_from_plain, state_to_plain
+from recurra.state import Ragged, state_from_tensors, state_to_tensors
 
 
 class Inner(NamedTuple):
@@ -40,9 +40,10 @@ def state() -> Outer:
 
 def test_a_state_comes_back_with_its_structure_and_values(state):
     model = Model()
-    plain = state_to_plain(state)
-    restored = state_from_plain(plain, model)
-    assert type(plain) is list
+    saved = state_to_tensors(state)
+    restored = state_from_tensors(saved, model)
+    assert list(saved) == ["layers.0.real", "layers.0.n_steps", "mean"]
+    assert not any(tensor.is_complex() for tensor in saved.values())
     assert type(restored) is Outer
     assert type(restored.layers) is tuple
     assert type(restored.layers[0]) is Inner
@@ -56,25 +57,26 @@ def test_a_state_comes_back_with_its_structure_and_values(state):
 
 
 def test_no_state_stays_no_state():
-    assert state_from_plain(state_to_plain(None), Model()) is None
+    assert state_from_tensors(state_to_tensors(None), Model()) is None
+
+
+def kept(saved: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    return {place: tensor for place, tensor in saved.items() if tensor is not None}
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda plain: plain[:1], r"^state is a list of 1 in the saved state; expected a list of 2, as in the model"),
-        (lambda plain: [plain[0], plain[1][:2]][::-1], r"^state\.layers is float32 \(2, 2\) on cpu in the saved state"),
-        (lambda plain: [plain[0], None], r"^state\.mean is None in the saved state; expected float32 \(1, 2\) on cpu"),
-        (lambda plain: [[plain[0][0], plain[1]], plain[1]], r"^state\.layers\.1 is float32 .*; expected None"),
-        (
-            lambda plain: [[[plain[1], 4.5], None], plain[1]],
-            r"^state\.layers\.0\.n_steps is a float .*; expected an int",
-        ),
+        ({"mean": None}, r"^state\.mean is None in the saved state; expected float32 \(1, 2\) on cpu, as in the model"),
+        ({"layers.1": torch.ones(2, 2)}, r"^state\.layers\.1 is float32 .*; expected None"),
+        ({"layers.2": torch.ones(2, 2)}, r"^state\.layers\.2 is float32 .*; expected None"),
+        ({"layers.0.n_steps": torch.tensor(4.5)}, r"^state\.layers\.0\.n_steps is float32 .*; expected an int"),
+        ({"layers.0.n_steps": torch.ones(2, dtype=torch.int64)}, r"n_steps is int64 \(2,\) .*; expected an int"),
     ],
 )
 def test_another_structure_is_refused_with_its_place(state, damage, message):
     with pytest.raises(ValueError, match=message):
-        state_from_plain(damage(state_to_plain(state)), Model())
+        state_from_tensors(kept(state_to_tensors(state) | damage), Model())
 
 
 def models() -> dict[str, nn.Module]:
@@ -94,7 +96,7 @@ def model(request) -> nn.Module:
 
 def test_a_models_state_comes_back(model):
     _, state = model(torch.randint(5, (3, 6)))
-    restored = state_from_plain(state_to_plain(state), model)
+    restored = state_from_tensors(state_to_tensors(state), model)
     assert type(restored) is type(state)
     tokens = torch.randint(5, (3, 5))
     assert torch.equal(model(tokens, restored)[0], model(tokens, state)[0])
@@ -118,7 +120,7 @@ def test_a_changed_tensor_is_refused(model, change):
         counter = iter(range(100))
         damaged = states.map_tensors(lambda x: change(x) if next(counter) == number else x, state)  # noqa: B023
         with pytest.raises(ValueError, match=r"state\.\w+ is .*; expected "):
-            state_from_plain(state_to_plain(damaged), model)
+            state_from_tensors(state_to_tensors(damaged), model)
 
 
 def test_tensors_of_different_batches_are_refused(model):
@@ -127,7 +129,7 @@ def test_tensors_of_different_batches_are_refused(model):
     counter = iter(range(100))
     damaged = states.map_tensors(lambda x: x[:2] if next(counter) == last else x, state)
     with pytest.raises(ValueError, match=r"state\.\w+ is .*; expected .*\(3, "):
-        state_from_plain(state_to_plain(damaged), model)
+        state_from_tensors(state_to_tensors(damaged), model)
 
 
 def test_a_place_that_no_segment_has_is_refused():
@@ -135,18 +137,16 @@ def test_a_place_that_no_segment_has_is_refused():
     _, state = model(torch.randint(5, (3, 6)))
     for position in (-1, 4):
         with pytest.raises(ValueError, match=f"state.position is {position}; expected a number from 0 to 3"):
-            state_from_plain(state_to_plain(state._replace(position=position)), model)
+            state_from_tensors(state_to_tensors(state._replace(position=position)), model)
 
 
 def test_fewer_layers_than_the_model_has_are_refused(model):
     _, state = model(torch.randint(5, (3, 6)))
-    plain = state_to_plain(state)
-    number = max(range(len(plain)), key=lambda place: isinstance(plain[place], list))
-    shorter = [part[:-1] if place == number else part for place, part in enumerate(plain)]
-    with pytest.raises(ValueError, match=r"^state\.\w+ is a list of 1 in the saved state; expected a list of 2"):
-        state_from_plain(shorter, model)
+    shorter = {place: tensor for place, tensor in state_to_tensors(state).items() if ".1." not in place}
+    with pytest.raises(ValueError, match=r"^state\.\w+\.1\.\w+ is None in the saved state; expected (float|complex)"):
+        state_from_tensors(shorter, model)
 
 
 def test_a_batch_at_different_positions_is_not_written():
     with pytest.raises(ValueError, match="state is one of different positions; expected one of a single sequence: see"):
-        state_to_plain([Ragged((torch.zeros(1, 2), torch.zeros(1, 3)))])
+        state_to_tensors([Ragged((torch.zeros(1, 2), torch.zeros(1, 3)))])

@@ -7,7 +7,7 @@ whether gradients cross a border: `detach` cuts them.
 States are pytrees: `torch.utils._pytree` walks them, here and in torch itself.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import (
     tree_flatten,
     tree_leaves,
     tree_map,
+    tree_structure,
     tree_unflatten,
 )
 
@@ -229,76 +230,62 @@ def last_step(h: Tensor, h0: Tensor) -> Tensor:
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
-def state_to_plain(state: Any) -> Any:
-    """Turn a state into nested lists of tensors, numbers and None: plain data without this package's classes.
+def state_to_tensors(state: Any) -> dict[str, Tensor]:
+    """Turn a state into tensors that any file can hold, by their places in it, such as `layers.0.conv`.
+
+    Complex tensors become pairs of real ones, and numbers tensors of one width. The start of a stream, None, has none.
 
     Raises:
         ValueError: sequences of the batch are at different positions.
     """
+    return {place: _storable(leaf) for place, leaf in _places(state) if leaf is not None}
+
+
+def _places(state: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a state and their places, in the order of pytrees."""
     if isinstance(state, Ragged):
         raise ValueError(sentence("state", "one of different positions", "one of a single sequence", "see split"))
-    if isinstance(state, (tuple, list)):
-        return [state_to_plain(item) for item in state]
-    return state.detach() if isinstance(state, Tensor) else state
+    if not isinstance(state, (tuple, list)):
+        yield before[:-1], state
+        return
+    for name, item in zip(getattr(state, "_fields", range(len(state))), state):
+        yield from _places(item, f"{before}{name}.")
 
 
-def state_from_plain(plain: Any, model: nn.Module) -> Any:
-    """Rebuild a state of `model` from plain data, its tensors on the model's device.
+def _storable(leaf: Any) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        return torch.tensor(leaf, dtype=_NUMBERS[type(leaf)], device="cpu")
+    leaf = leaf.detach()
+    return torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf  # safetensors has no complex128
 
-    Args:
-        plain: a result of `state_to_plain`, including None.
-        model: has `initial_state(batch)`, which shows the structure of its states, and `require_state(state, batch)`,
-            which refuses any state that it could not have returned.
+
+def state_from_tensors(saved: Mapping[str, Tensor], model: nn.Module) -> Any:
+    """Rebuild a state of `model` from the tensors of `state_to_tensors`, on the model's device.
+
+    `model.initial_state(batch)` shows the structure of its states, and `model.require_state(state, batch)` refuses any
+    state that it could not have returned.
     """
-    if plain is None:
+    if not saved:
         return None
-    batch = next((tensor.shape[0] for tensor in tensors(plain) if tensor.dim()), 1)
+    batch = next((tensor.shape[0] for tensor in saved.values() if tensor.dim()), 1)
     # Of one stream, however many are saved: a file must not say how much is allocated.
-    state = _rebuild(plain, model.initial_state(1), where="state")  # type: ignore[operator]
+    like = model.initial_state(1)  # type: ignore[operator]
+    places = dict(_places(like))
+    for place in saved.keys() - places:
+        _restored(place, saved[place], None)
+    leaves = [_restored(place, saved.get(place), leaf) for place, leaf in places.items()]
+    state = tree_unflatten(leaves, tree_structure(like))
     model.require_state(state, batch)  # type: ignore[operator]
     return state
 
 
-def _rebuild(plain: Any, like: Any, where: str) -> Any:
-    if isinstance(like, (tuple, list)) and isinstance(plain, list) and len(like) == len(plain):
-        names = getattr(like, "_fields", range(len(like)))
-        items = [_rebuild(part, example, f"{where}.{name}") for part, example, name in zip(plain, like, names)]
-        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
-    if isinstance(like, Tensor) and isinstance(plain, Tensor):
-        return plain.to(like.device)
-    if type(plain) is type(like) and not isinstance(like, (Tensor, tuple, list)):
-        return plain
-    raise ValueError(f"{where} is {_described(plain)} in the saved state; expected {_described(like)}, as in the model")
-
-
-def _described(item: Any) -> str:
-    return f"a list of {len(item)}" if isinstance(item, (tuple, list)) else kind_of(item)
-
-
-def name_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a packed state's structure as JSON: each leaf becomes a name in `tensors`, which receives its value."""
-    if isinstance(packed, list):
-        return [name_tensors(item, tensors) for item in packed]
-    if packed is None:
+def _restored(place: str, saved: Tensor | None, like: Any) -> Any:
+    if saved is None and like is None:
         return None
-    name = f"state.{sum(key.startswith('state.') for key in tensors)}"
-    if not isinstance(packed, Tensor):
-        tensors[name] = torch.tensor(packed, dtype=_NUMBERS[type(packed)], device="cpu")
-        return {"number": name}
-    if packed.is_complex():  # the format has no complex128
-        tensors[name] = torch.view_as_real(packed.resolve_conj())
-        return {"complex": name}
-    tensors[name] = packed
-    return {"tensor": name}
-
-
-def fill_in(structure: Any, tensors: dict[str, Tensor]) -> Any:
-    """Rebuild the packed state from the structure and tensors of `name_tensors`."""
-    if isinstance(structure, list):
-        return [fill_in(item, tensors) for item in structure]
-    if structure is None:
-        return None
-    ((kind, name),) = structure.items()
-    if kind == "number":
-        return tensors[name].item()
-    return torch.view_as_complex(tensors[name]) if kind == "complex" else tensors[name]
+    if saved is not None and isinstance(like, Tensor):
+        is_pairs = like.is_complex() and saved.is_floating_point() and saved.shape[-1:] == (2,)
+        return (torch.view_as_complex(saved) if is_pairs else saved).to(like.device)
+    if saved is not None and not saved.dim() and saved.dtype == _NUMBERS.get(type(like)):
+        return saved.item()
+    got = f"{kind_of(saved)} in the saved state"
+    raise ValueError(sentence(f"state.{place}", got, f"{kind_of(like)}, as in the model"))

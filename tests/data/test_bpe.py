@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from recurra.data.tokenizers import EOS, UNK, ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary, library_errors
+from recurra.data.tokenizers import EOS, UNK, ByteEncoder, BytePairEncoding, Vocabulary, library_errors
+from recurra.streams.continuation import TextEncoder
 
 BLOCKS = ["low lower lowest\nnew newer newest\n", "wide wider widest\n" * 5]
 

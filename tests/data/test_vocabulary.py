@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data.tokenizers import TextEncoder, Vocabulary
+from recurra.data.tokenizers import Vocabulary
+from recurra.streams.continuation import TextEncoder
 
 WORDS = ["the", "cat", "<eos>", "<unk>", "sat"]
 

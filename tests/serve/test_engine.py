@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.analysis.gates import record_gates
-from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._model import PausedStream, ServedModel
 from recurra.serve._requests import (
     _MOST_CHECKPOINTS,
     LONGEST_CHUNK,
@@ -34,7 +34,7 @@ def alone(served: ServedModel, tokens: list[int], config) -> list[int]:
     return list(stream.generate(config.max_tokens, sampling=config.sampling, seed=config.seed))
 
 
-def same_state(place: StreamState, served: ServedModel, tokens: list[int]) -> bool:
+def same_state(place: PausedStream, served: ServedModel, tokens: list[int]) -> bool:
     stream = Stream(served.plain)
     stream.feed(tokens[:-1])
     pairs = zip(tensors(place.model_state), tensors(stream.state), strict=True)
@@ -270,7 +270,7 @@ MODEL, OTHER = object(), object()
 
 def asked(n_tokens: int, model=MODEL, n_sequences: int = 1) -> Request:
     """A turn that reads `n_tokens` before its last one."""
-    return Request(model, StreamState(None), [0] * (n_tokens + 1), [None] * n_sequences)
+    return Request(model, PausedStream(None), [0] * (n_tokens + 1), [None] * n_sequences)
 
 
 def test_places_are_given_in_order_and_a_large_turn_is_not_overtaken():
@@ -296,7 +296,7 @@ def test_all_requests_are_dropped_and_those_that_were_admitted_are_known():
 
 
 def test_a_turn_keeps_a_bounded_number_of_marks():
-    one, places = asked(0), [StreamState(None, (), n) for n in range(1000)]
+    one, places = asked(0), [PausedStream(None, (), n) for n in range(1000)]
     one.checkpoint_every = 16
     for place in places:
         if place.position % one.checkpoint_every == 0:

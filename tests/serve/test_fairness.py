@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import StreamState
+from recurra.serve._model import PausedStream
 from recurra.serve._requests import LONGEST_CHUNK, Request
 from recurra.serve._scheduler import QueueFull, Scheduler
 
@@ -17,7 +17,7 @@ BUSY, LONE = "busy-key-0123", "lone-key-0123"
 
 def asked(owner: str, n_tokens: int = 0, n_sequences: int = 1) -> Request:
     """A request that reads `n_tokens` before its last one."""
-    return Request(MODEL, StreamState(None), [0] * (n_tokens + 1), [None] * n_sequences, owner=owner)
+    return Request(MODEL, PausedStream(None), [0] * (n_tokens + 1), [None] * n_sequences, owner=owner)
 
 
 @pytest.mark.parametrize("n_busy", [256, 250], ids=["full batches", "a batch with room"])

@@ -13,7 +13,7 @@ from recurra.decoding.packing import pack_linear_layers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.serve import _store as store
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._model import PausedStream, ServedModel
 from recurra.serve._prefixes import PrefixCache
 from recurra.serve._requests import SHORTEST_CHUNK, Request, TokenDetails
 from recurra.serve._service import Service
@@ -224,7 +224,7 @@ def test_the_tree_finds_the_longest_prefix_that_is_kept(asked):
     cache, kept = PrefixCache(12 * 1500), {}
     for blocks, ending in asked:
         tokens = [bit for block in blocks for bit in [block] * 20]
-        request = Request(model, StreamState(None), [*tokens, 9], [], owner="me")
+        request = Request(model, PausedStream(None), [*tokens, 9], [], owner="me")
         cache.claim(request)
         cache_has = {end: kept.get(tuple(tokens[:end])) for end in range(len(tokens) + 1)}
         assert request.prompt_state is None or request.prompt_state is cache_has[request.n_read]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recurra.serve._http import ServeSettings
-from recurra.serve._model import StreamState
+from recurra.serve._model import PausedStream
 from recurra.serve._service import Service
 from recurra.serve._sessions import _MOST_CHECKPOINTS, _Checkpoints
 from recurra.streams.sampling import SamplingConfig
@@ -315,11 +315,11 @@ def test_a_session_that_went_back_to_its_first_token_knows_its_place(serving, tm
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "position_forgotten")
 
 
-def states(*numbers: int) -> list[StreamState]:
-    return [StreamState(torch.zeros(1, 25), (), number) for number in numbers]
+def states(*numbers: int) -> list[PausedStream]:
+    return [PausedStream(torch.zeros(1, 25), (), number) for number in numbers]
 
 
-def nearest(checkpoints: _Checkpoints, session: str, position: int) -> StreamState | None:
+def nearest(checkpoints: _Checkpoints, session: str, position: int) -> PausedStream | None:
     return next(reversed(checkpoints.up_to(session, position)), None)
 
 

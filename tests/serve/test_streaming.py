@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from recurra.serve._http import ApiError, ServeSettings
-from recurra.serve._model import StreamState
+from recurra.serve._model import PausedStream
 from recurra.serve._requests import EndEvent, Request, TokenDetails, TokenEvent
 from recurra.serve._service import Service
 from recurra.serve._streaming import EventQueue
@@ -35,7 +35,7 @@ def test_a_listener_that_is_far_behind_ends_the_turn_and_misses_nothing(exact, a
         line.put(told[:fitting])
         line.put(told[fitting:])
         assert not cancelled
-        line.put([EndEvent(0, "cancelled", StreamState(None))])
+        line.put([EndEvent(0, "cancelled", PausedStream(None))])
         assert cancelled == [turn], "once"
         assert (await anext(line))[:-1] == told
         line.close()

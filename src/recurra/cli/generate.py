@@ -17,7 +17,7 @@ from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.steps import prepare
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
-from recurra.streams.speculation import Speculation
+from recurra.streams.speculation import Drafts, Speculation
 from recurra.streams.stream import Stream, Streams
 from recurra.train._ranks import Ranks
 from recurra.train.run import open_run
@@ -27,18 +27,9 @@ _LINE_LENGTH = 2**16
 
 
 def generate(arguments: Namespace) -> int:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
-    settings = {name: getattr(arguments, name) for name in (*names, "presence_penalty", "frequency_penalty")}
-    sampling = SamplingConfig(logit_bias=_biases(arguments.logit_bias), **settings)
-    if not 0 <= arguments.seed < 2**63:
-        raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
-    if arguments.draft is None and arguments.draft_tokens is not None:
-        raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected together with --draft RUN")
+    sampling = _sampling(arguments)
     _require_continuations(arguments)
-    device = chosen_device(arguments.device, "--device")
-    if device != "cpu" and arguments.weights is not None:
-        got = f"{arguments.weights} with --device {arguments.device}"
-        raise ValueError(sentence("--weights", got, "--device cpu", "packed weights run on the CPU only"))
+    device = _device(arguments)
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=arguments.overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
@@ -48,29 +39,28 @@ def generate(arguments: Namespace) -> int:
     source = stream if arguments.draft is None else _with_drafts(stream, arguments, device)
     if arguments.load_state:
         stream.load(arguments.load_state)
-    start = perf_counter()
-    n_read = _feed(source, arguments)
-    read_seconds = perf_counter() - start
-    start = perf_counter()
+    read = _timed(_feed, source, arguments)
     if arguments.continuations == 1:
-        n_written = _write(source, arguments, sampling)
+        written = _timed(_write, source, arguments, sampling)
     else:
         with _joined_ranks() as ranks:
-            n_written = _write_side_by_side(streams, arguments, sampling, ranks)
-    write_seconds = perf_counter() - start
+            written = _timed(_write_side_by_side, streams, arguments, sampling, ranks)
     if arguments.save_state:
         stream.save(arguments.save_state)
-    if not is_first_launched():
-        return 0
-    print(f"read {_speed(n_read, read_seconds)}, wrote {_speed(n_written, write_seconds)}", file=sys.stderr)
-    if isinstance(source, Speculation) and source.drafts.n_drafted:
-        drafts = source.drafts
-        print(
-            f"accepted {drafts.n_accepted:,} of {drafts.n_drafted:,} drafted tokens ({drafts.acceptance_rate:.0%}), "
-            f"in {drafts.n_calls:,} calls of the model",
-            file=sys.stderr,
-        )
+    if is_first_launched():
+        print(f"read {read}, wrote {written}", file=sys.stderr)
+        if isinstance(source, Speculation) and source.drafts.n_drafted:
+            print(_acceptance(source.drafts), file=sys.stderr)
     return 0
+
+
+def _sampling(arguments: Namespace) -> SamplingConfig:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
+    settings = {name: getattr(arguments, name) for name in (*names, "presence_penalty", "frequency_penalty")}
+    sampling = SamplingConfig(logit_bias=_biases(arguments.logit_bias), **settings)
+    if not 0 <= arguments.seed < 2**63:
+        raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
+    return sampling
 
 
 def _biases(words: Sequence[str]) -> dict[int, float]:
@@ -83,6 +73,8 @@ def _biases(words: Sequence[str]) -> dict[int, float]:
 
 
 def _require_continuations(arguments: Namespace) -> None:
+    if arguments.draft is None and arguments.draft_tokens is not None:
+        raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected together with --draft RUN")
     count = arguments.continuations
     if count < 1:
         raise ValueError(f"-n is {count}; expected at least 1")
@@ -95,6 +87,14 @@ def _require_continuations(arguments: Namespace) -> None:
     for option, value in (("--draft", arguments.draft), ("--save-state", arguments.save_state)):
         if count > 1 and value is not None:
             raise ValueError(f"-n is {count}; expected 1 with {option}, which takes one stream")
+
+
+def _device(arguments: Namespace) -> str:
+    device = chosen_device(arguments.device, "--device")
+    if device != "cpu" and arguments.weights is not None:
+        got = f"{arguments.weights} with --device {arguments.device}"
+        raise ValueError(sentence("--weights", got, "--device cpu", "packed weights run on the CPU only"))
+    return device
 
 
 def _runner(model: nn.Module, arguments: Namespace) -> nn.Module | None:
@@ -189,6 +189,14 @@ def _joined_ranks() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _speed(n_tokens: int, seconds: float) -> str:
-    rate = f" ({n_tokens / seconds:,.1f} tokens/s)" if n_tokens else ""
+def _timed(action: Callable[..., int], *given: Any) -> str:
+    """Do something to a number of tokens, and say how many and how fast."""
+    start = perf_counter()
+    n_tokens = action(*given)
+    rate = f" ({n_tokens / (perf_counter() - start):,.1f} tokens/s)" if n_tokens else ""
     return f"{n_tokens:,} tokens{rate}"
+
+
+def _acceptance(drafts: Drafts) -> str:
+    accepted = f"accepted {drafts.n_accepted:,} of {drafts.n_drafted:,} drafted tokens ({drafts.acceptance_rate:.0%})"
+    return f"{accepted}, in {drafts.n_calls:,} calls of the model"

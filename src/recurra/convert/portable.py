@@ -18,10 +18,11 @@ from recurra._files.reading import parse_json
 from recurra._files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra._files.writing import replacing
 from recurra.checks import sentence
-from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, Vocabulary
 from recurra.layers.experts import Router
 from recurra.layers.feed_forward import LinearWeights
 from recurra.models.registry import DataSizes, Undrawn, entry_of, list_models, on_meta
+from recurra.streams.continuation import TextEncoder
 
 _LARGEST_DIFFERENCE = 1e-5
 """Largest difference of a model's logits after conversion, in float32."""

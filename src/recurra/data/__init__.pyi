@@ -10,7 +10,7 @@ from recurra.data.batches import (
 from recurra.data.corpus import TextCorpus
 from recurra.data.memory_horizon import MemoryHorizon, MemoryHorizonConfig, memory_horizon_targets, memory_spans
 from recurra.data.text import TextConfig, TextData
-from recurra.data.tokenizers import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.tokenizers import BytePairEncoding, Vocabulary
 
 __all__ = [
     "IGNORED_TARGET",
@@ -26,7 +26,6 @@ __all__ = [
     "TextConfig",
     "TextCorpus",
     "TextData",
-    "TextEncoder",
     "TokenDataSet",
     "Vocabulary",
     "memory_horizon_targets",

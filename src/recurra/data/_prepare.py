@@ -25,16 +25,8 @@ from recurra.checks import choose, require, require_whole_number, sentence
 from recurra.data._documents import PREPARED, Unit, corpus_path, find_units
 from recurra.data._files import grouped, progress
 from recurra.data.corpus import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, TOKENIZER
-from recurra.data.tokenizers import (
-    EOS,
-    UNK,
-    ByteEncoder,
-    BytePairEncoding,
-    TextEncoder,
-    Vocabulary,
-    count_words,
-    split_lines,
-)
+from recurra.data.tokenizers import EOS, UNK, ByteEncoder, BytePairEncoding, Vocabulary, count_words, split_lines
+from recurra.streams.continuation import TextEncoder
 
 _Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """`map`, whose function may run in other processes; results come in their order."""

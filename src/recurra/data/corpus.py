@@ -15,7 +15,8 @@ from recurra._files.digests import MANIFEST, file_sha256, json_sha256, read_stam
 from recurra.checks import choose, require_literal, sentence
 from recurra.data._files import Cache, TextFile, find_text_files, progress, require_splits
 from recurra.data.batches import SHARDS, random_generator
-from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, Vocabulary
+from recurra.streams.continuation import TextEncoder
 
 # Increase this when the same text and vocabulary give different tokens than before: old cache entries are then remade.
 _ENCODING = 1

@@ -30,7 +30,7 @@ from recurra.data._text_batches import (
 )
 from recurra.data.batches import BatchSource, require_rank
 from recurra.data.corpus import ENCODERS, TOKENIZER, ShardCorpus, ShardedTokens, TextCorpus
-from recurra.data.tokenizers import TextEncoder
+from recurra.streams.continuation import TextEncoder
 
 
 @dataclass(frozen=True)

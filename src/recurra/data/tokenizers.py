@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import index
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,25 +18,6 @@ from recurra._files.digests import STAMP, checked_stamp, stamped, text_sha256
 from recurra._files.reading import one_line, parse_json, read_text
 from recurra._files.writing import replacing
 from recurra.checks import kind_of, require, require_whole_number, sentence
-
-
-@runtime_checkable
-class TextEncoder(Protocol):
-    """Turns text into tokens and back: `Vocabulary`, `BytePairEncoding`, or an encoder of your own."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest that differs whenever the tokens of some text differ."""
-
-    def __len__(self) -> int:
-        """How many tokens there are; they are 0..len-1."""
-
-    def encode(self, text: str) -> np.ndarray:
-        """Turn text into tokens: (n,) int64."""
-
-    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """Turn tokens back into text."""
-
 
 _Own = TypeVar("_Own", bound="_Encoder")
 

@@ -228,39 +228,26 @@ class StepProgram:
     """
 
     def __init__(self, step: _LoweredStep) -> None:
-        from recurra.decoding._attention_kernel import MOST_STEPS, attend_share, padded
-        from recurra.decoding._matvec import multiply_share, room_bytes
+        from recurra.decoding._attention_kernel import MOST_STEPS
         from recurra.decoding._step_kernel import run_share, step_kernel
 
         self._kernel, self._lock = step_kernel(), threading.Lock()
         self._run_share = run_share.address
-        moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
-        numbers = {storage: number for number, storage in enumerate(moving, 1)}
-        size = sum(tensor.untyped_storage().nbytes() for tensor in (*step.kept, *step.outputs))
-        past = PAST if size > _CACHED else 0
-        kinds: dict[int, Callable[[int], int]] = {
-            LINEAR: lambda kind: multiply_share[kind].address,
-            ATTEND: lambda _: attend_share.address,
-            UPDATE: lambda kind: kind + past * (kind & 2 == 0),
-        }
-        rows = [
-            instruction._replace(kind=kinds.get(instruction.opcode, int)(instruction.kind)).row(numbers)
-            for instruction in step.instructions
-        ]
-        self._kept = [tensor for tensor in step.kept if tensor.untyped_storage().data_ptr() not in numbers]
-        self._table = np.array(rows, dtype=np.int64)
-        self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
+        # What a call has to bring, and what it makes.
         self._windows, self._most_steps = step.windows, MOST_STEPS
         self._inputs = [torch.empty_like(tensor, device="meta") for tensor in step.inputs]  # without their memory
         self.is_window = [any(at in window[:2] for window in step.windows) for at in range(len(step.inputs))]
         self._forms = [None if is_window else form_of(tensor) for tensor, is_window in zip(step.inputs, self.is_window)]
         self._is_empty = [tensor.numel() == 0 for tensor in step.inputs]
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
-        sizes = [step_row.sizes[:3] for step_row in step.instructions if step_row.opcode == LINEAR]
-        self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
-        most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
-        matrices = [one.sizes[1] * one.sizes[2] for one in step.instructions if one.opcode == UPDATE and one.kind & 2]
-        self._room_size = room_bytes(most, widest) + 4 * max((padded(size) for size in matrices), default=0)
+        # The instructions, in which numbers of `_bases` stand for the memory of each call's inputs and outputs.
+        moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
+        numbers = {storage: number for number, storage in enumerate(moving, 1)}
+        self._kept = [tensor for tensor in step.kept if tensor.untyped_storage().data_ptr() not in numbers]
+        size = sum(tensor.untyped_storage().nbytes() for tensor in (*step.kept, *step.outputs))
+        self._table = _table(step.instructions, numbers, PAST if size > _CACHED else 0)
+        self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
+        self._work, self._room_size = _sizes(step.instructions)
         self._room = torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def run(self, inputs: Sequence[Any]) -> list[Any] | None:
@@ -289,15 +276,44 @@ class StepProgram:
             tables = [window.advance(inputs, outputs) for window in self._windows]
             for window, table in zip(self._windows, tables):
                 places[window.keys] = table.buffer_info()[0]
-            self._bases[1:-1] = [*places, *made]
-            self._bases[-1] = 0
-            jobs = 1 if is_forked_child() else torch.get_num_threads()
-            if len(self._room) < jobs * self._room_size // 4:
-                self._room = self._room.new_zeros(jobs * self._room_size // 4)
-            addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
-            room = self._room.data_ptr(), self._room_size
-            missing = addresses[2] + 8 * (len(self._bases) - 1)
-            self._kernel(self._run_share, *addresses, missing, *room, jobs, jobs=jobs, work=self._work)
+            self._bases[1:] = [*places, *made, 0]
+            self._execute()
             return None if self._bases[-1] else outputs
         finally:
             self._lock.release()
+
+    def _execute(self) -> None:
+        """Run the table over the memory that `_bases` names, whose last number says whether a token was missing."""
+        jobs = 1 if is_forked_child() else torch.get_num_threads()
+        if len(self._room) < jobs * self._room_size // 4:
+            self._room = self._room.new_zeros(jobs * self._room_size // 4)
+        addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
+        room = self._room.data_ptr(), self._room_size
+        missing = addresses[2] + 8 * (len(self._bases) - 1)
+        self._kernel(self._run_share, *addresses, missing, *room, jobs, jobs=jobs, work=self._work)
+
+
+def _table(instructions: Sequence[Instruction], numbers: dict[int, int], past: int) -> np.ndarray:
+    """The instructions as rows of numbers; those with a kernel of their own name its address as their kind."""
+    from recurra.decoding._attention_kernel import attend_share
+    from recurra.decoding._matvec import multiply_share
+
+    kinds: dict[int, Callable[[int], int]] = {
+        LINEAR: lambda kind: multiply_share[kind].address,
+        ATTEND: lambda _: attend_share.address,
+        UPDATE: lambda kind: kind + past * (kind & 2 == 0),
+    }
+    named = [one._replace(kind=kinds.get(one.opcode, int)(one.kind)) for one in instructions]
+    return np.array([one.row(numbers) for one in named], dtype=np.int64)
+
+
+def _sizes(instructions: Sequence[Instruction]) -> tuple[int, int]:
+    """The largest product, which decides on the number of threads, and the bytes of room that each thread needs."""
+    from recurra.decoding._attention_kernel import padded
+    from recurra.decoding._matvec import room_bytes
+
+    sizes = [one.sizes[:3] for one in instructions if one.opcode == LINEAR]
+    matrices = [one.sizes[1] * one.sizes[2] for one in instructions if one.opcode == UPDATE and one.kind & 2]
+    most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
+    room = room_bytes(most, widest) + 4 * max((padded(size) for size in matrices), default=0)
+    return max((n_in * n_out for _, n_in, n_out in sizes), default=0), room

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from recurra._files.reading import one_line
 from recurra.checks import sentence
-from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding
 from recurra.serve._http import ApiError, refusal
 from recurra.serve._tools import TAGS, AnswerForm
+from recurra.streams.continuation import TextEncoder
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

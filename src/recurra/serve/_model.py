@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from recurra._choices import RECENT_TOKENS
 from recurra.checks import require, sentence
-from recurra.data.tokenizers import TextEncoder
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.steps import CompiledStep, TracedStep, prepare
@@ -30,7 +29,7 @@ from recurra.serve._grammar import grammar_tokenizer
 from recurra.serve._http import ApiError, refusal
 from recurra.serve._tools import ChatFormat
 from recurra.state import batch, n_bytes, split
-from recurra.streams.continuation import TextPieces, encode_first, first_tokens
+from recurra.streams.continuation import TextEncoder, TextPieces, encode_first, first_tokens
 from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
 from recurra.streams.snapshot import ModelIdentity
 from recurra.streams.stream import require_evaluation_mode
@@ -47,7 +46,7 @@ _OWN_VARIABLES |= {"raise_exception", "strftime_now", *DEFAULT_NAMESPACE}
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
-class StreamState(NamedTuple):
+class PausedStream(NamedTuple):
     """A stream between two requests. It never changes, so streams can share it.
 
     It keeps no logits, which can take several times the memory of the model's state. Instead the last token is left
@@ -62,10 +61,10 @@ class StreamState(NamedTuple):
     def unread(self) -> tuple[int, ...]:
         return self.recent[-1:]
 
-    def after(self, tokens: Sequence[int], model_state: Any) -> "StreamState":
+    def after(self, tokens: Sequence[int], model_state: Any) -> "PausedStream":
         """Return the stream after `tokens`, where `model_state` has read all of them but the last."""
         recent = (*self.recent, *tokens[-RECENT_TOKENS:])[-RECENT_TOKENS:]
-        return StreamState(model_state, recent, self.position + len(tokens))
+        return PausedStream(model_state, recent, self.position + len(tokens))
 
 
 class ServedModel:
@@ -106,7 +105,7 @@ class ServedModel:
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)
         with torch.inference_mode():
-            self.start = StreamState(self.plain.initial_state(1))
+            self.start = PausedStream(self.plain.initial_state(1))
             _, state = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)
             self.outputs = len(self.runner(torch.zeros(1, 1, dtype=torch.int64), state)[0].flatten())
         self.predicts_tokens = self.outputs == self.vocabulary  # which it can read, so that it can generate

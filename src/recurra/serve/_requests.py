@@ -13,7 +13,7 @@ from torch import Tensor
 from recurra.analysis.gates import record_gates
 from recurra.models.shell import evenly_spaced
 from recurra.serve._grammar import Constraint
-from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._model import PausedStream, ServedModel
 from recurra.streams.continuation import GeneratedText, Generation, GenerationConfig
 
 SHORTEST_CHUNK, LONGEST_CHUNK = 16, 256
@@ -65,7 +65,7 @@ class EndEvent(NamedTuple):
 
     choice: int
     reason: str  # "stop", "length", "read", "cancelled", "timeout" or "error"
-    state: StreamState
+    state: PausedStream
     text: str = ""  # that was held back
     message: str = ""  # of an error, and its code
     code: str = "turn_failed"
@@ -79,7 +79,7 @@ class Request:
     """Tokens for a stream to read, and any number of continuations to write after them."""
 
     model: ServedModel
-    start: StreamState
+    start: PausedStream
     tokens: list[int]
     configs: list[GenerationConfig]  # one for each continuation
     details: TokenDetails = _NO_DETAILS
@@ -95,7 +95,7 @@ class Request:
     n_cached: int = 0  # tokens that did not have to be read
     marks: list[Any] = field(default_factory=list)  # nodes of the prefix cache ahead, each awaiting the state there
     waits_for: Any = None  # such a node, which another request is on its way to
-    checkpoints: list[StreamState] = field(default_factory=list)
+    checkpoints: list[PausedStream] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
     constraint: Constraint | None = None  # of each continuation, at its start
 
@@ -147,7 +147,7 @@ class Request:
             return "cancelled"
         return "timeout" if now > self.deadline else None
 
-    def add_checkpoint(self, state: StreamState) -> None:
+    def add_checkpoint(self, state: PausedStream) -> None:
         """Keep a state; if there are too many, drop every other one and make the next ones half as frequent."""
         self.checkpoints.append(state)
         if len(self.checkpoints) >= _MOST_CHECKPOINTS:
@@ -158,7 +158,7 @@ class Request:
 class Sequence:
     """One continuation of a request, while it is written in a batch, which holds its model state."""
 
-    def __init__(self, request: Request, choice: int, start: StreamState) -> None:
+    def __init__(self, request: Request, choice: int, start: PausedStream) -> None:
         self.request, self.choice = request, request.first_choice + choice
         config = request.configs[choice]
         self.generation = Generation(config)
@@ -170,7 +170,7 @@ class Sequence:
         self.finish_reason: str | None = None
         self.n_characters = 0  # of the text of all tokens so far
 
-    def state(self, model_state: Any) -> StreamState:
+    def state(self, model_state: Any) -> PausedStream:
         return self.stream._replace(model_state=model_state)
 
     def append(self, token: int) -> str:

@@ -21,7 +21,7 @@ from recurra.serve._bodies import (
     require_tokens,
 )
 from recurra.serve._http import ApiError, refusal, request_failed
-from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._model import PausedStream, ServedModel
 from recurra.serve._openai import number
 from recurra.serve._requests import EndEvent, Event, Request, TokenEvent, TokenLogprob
 from recurra.serve._service import By, Caller
@@ -147,7 +147,7 @@ async def _generate(client: fastapi.Request, session: _Named, body: GenerateBody
     return await _answer(client, session, request, body.stream, by)
 
 
-async def _tokens(session: Session, start: StreamState, body: DetailsBody, by: Caller) -> list[int]:
+async def _tokens(session: Session, start: PausedStream, body: DetailsBody, by: Caller) -> list[int]:
     """Return the tokens to read from `start`. If the session moves on while they are encoded, it refuses them."""
     if body.text is not None and body.tokens is not None:
         raise ApiError(400, "text and tokens are both given; expected one of them", param="tokens")

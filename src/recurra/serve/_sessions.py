@@ -21,7 +21,7 @@ from recurra.checks import sentence
 from recurra.serve import _store as store
 from recurra.serve._database import DiskFull
 from recurra.serve._http import DISK_FULL, ApiError, ServeSettings, refusal
-from recurra.serve._model import ServedModel, StreamState
+from recurra.serve._model import PausedStream, ServedModel
 from recurra.serve._requests import EndEvent, Event, Request, TokenEvent
 from recurra.serve._store import READ, WRITTEN, SessionInfo, SessionRecord, SessionStore, Transcript, pack, unpack
 from recurra.serve._streaming import AsyncEngine, EventQueue
@@ -46,9 +46,9 @@ class _Checkpoints:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._states: OrderedDict[Hashable, list[StreamState]] = OrderedDict()
+        self._states: OrderedDict[Hashable, list[PausedStream]] = OrderedDict()
 
-    def add(self, session: Hashable, states: Iterable[StreamState]) -> None:
+    def add(self, session: Hashable, states: Iterable[PausedStream]) -> None:
         """Keep states of a session; if there are too many, drop those whose neighbours are closest."""
         kept = {state.position: state for state in (*self._states.get(session, ()), *states)}
         ordered = [kept[position] for position in sorted(kept)]
@@ -60,7 +60,7 @@ class _Checkpoints:
         while self._bytes > self._most_bytes and self._states:
             self._set(next(iter(self._states)), [])
 
-    def up_to(self, session: Hashable, position: int) -> list[StreamState]:
+    def up_to(self, session: Hashable, position: int) -> list[PausedStream]:
         if session in self._states:
             self._states.move_to_end(session)
         return [state for state in self._states.get(session, ()) if state.position <= position]
@@ -71,7 +71,7 @@ class _Checkpoints:
     def forget(self, session: Hashable) -> None:
         self._set(session, [])
 
-    def _set(self, session: Hashable, states: list[StreamState]) -> None:
+    def _set(self, session: Hashable, states: list[PausedStream]) -> None:
         old = self._states.pop(session, [])
         self._bytes += sum(n_bytes(one.model_state) for one in states) - sum(n_bytes(one.model_state) for one in old)
         if states:
@@ -84,7 +84,7 @@ class Session:
 
     key: _Key
     model: ServedModel
-    state: StreamState
+    state: PausedStream
     transcript: Transcript
     created: float
     used: float
@@ -181,7 +181,7 @@ class Sessions:
             self._checkpoints.cut(session.key, position)
             await self._write(session)
 
-    async def _state_at(self, session: Session, position: int) -> StreamState:
+    async def _state_at(self, session: Session, position: int) -> PausedStream:
         """Return the stream at a position: a checkpoint, or the result of reading on from one."""
         if position == session.state.position:
             return session.state
@@ -267,14 +267,14 @@ class Sessions:
         if self._running:
             await asyncio.wait(self._running)
 
-    def _require_current(self, session: Session, state: StreamState) -> None:
+    def _require_current(self, session: Session, state: PausedStream) -> None:
         """Refuse a session that is busy, has left `state`, or was deleted or read anew since it was found."""
         session.require_idle()
         if self._resident.get(session.key) is not session or session.state is not state:
             raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
 
     async def _add(
-        self, owner: str, name: str | None, model: ServedModel, state: StreamState, transcript: Transcript
+        self, owner: str, name: str | None, model: ServedModel, state: PausedStream, transcript: Transcript
     ) -> Session:
         now = time.time()
         session = Session((owner, name or secrets.token_hex(8)), model, state, transcript, now, now)
@@ -330,7 +330,7 @@ class Sessions:
             served = ", ".join(self._models)
             message = f"session {key[1]!r} is of a model that is not served now; expected one of {served}"
             raise ApiError(409, message, code="model_not_served")
-        state = StreamState(unpack(record.state, model.plain), tuple(array("i", record.recent)), record.position)
+        state = PausedStream(unpack(record.state, model.plain), tuple(array("i", record.recent)), record.position)
         transcript = Transcript.from_parts(parts, self._settings.max_tokens, record.first, record.position)
         sizes = len(transcript), len(parts), record.first
         return Session(key, model, state, transcript, record.created, record.used, *sizes)

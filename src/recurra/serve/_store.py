@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import torch as safetensors
-from torch import Tensor, nn
+from torch import nn
 
 from recurra.serve._database import SOUND, disk_full, only_server, open_database
-from recurra.state import fill_in, name_tensors, state_from_plain, state_to_plain
+from recurra.state import state_from_tensors, state_to_tensors
 
 _LOG = logging.getLogger("recurra.serve")
 _Result = TypeVar("_Result")
@@ -110,24 +110,17 @@ class Transcript:
         return made
 
 
-_STRUCTURE = "structure"
-
-
 def pack(state: Any) -> bytes:
     """Return a model's state as the bytes of a safetensors file: one block, without an overhead for each tensor."""
-    tensors: dict[str, Tensor] = {}
-    structure = name_tensors(state_to_plain(state), tensors)
-    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    tensors[_STRUCTURE] = torch.frombuffer(bytearray(json.dumps(structure).encode()), dtype=torch.uint8)
-    return bytes(safetensors.save(tensors))
+    # clones: tensors of a state can share memory, which the format refuses
+    contiguous = {"memory_format": torch.contiguous_format}
+    return bytes(safetensors.save({name: x.clone(**contiguous) for name, x in state_to_tensors(state).items()}))
 
 
 def unpack(packed: bytes, model: nn.Module) -> Any:
     try:
         # copies, each in its own memory: views would keep the bytes of all alive
-        tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
-        structure = json.loads(tensors.pop(_STRUCTURE).numpy().tobytes())
-        return state_from_plain(fill_in(structure, tensors), model)
+        return state_from_tensors({name: x.clone() for name, x in safetensors.load(packed).items()}, model)
     except Exception as error:  # safetensors has errors of its own
         raise ValueError(f"a saved state cannot be read: {error}") from error
 

@@ -1,4 +1,4 @@
-from recurra.streams.continuation import GenerationConfig, TextPieces
+from recurra.streams.continuation import GenerationConfig, TextEncoder, TextPieces
 from recurra.streams.sampling import (
     SamplingConfig,
     apply_temperature,
@@ -27,6 +27,7 @@ __all__ = [
     "Stream",
     "StreamState",
     "Streams",
+    "TextEncoder",
     "TextPieces",
     "accept",
     "apply_temperature",

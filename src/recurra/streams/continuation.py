@@ -105,12 +105,19 @@ _LONGEST = 3  # bytes of an incomplete letter
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
-    """Turns text into tokens and back. It may also have `start`: tokens to put before a text, such as Gemma's <bos>."""
+class TextEncoder(Protocol):
+    """Turns text into tokens and back: an encoder of `recurra.data`, or one of your own.
+
+    It may also have `start`: tokens to put before a text, such as Gemma's <bos>.
+    """
 
     @property
     def fingerprint(self) -> str:
         """A digest that differs whenever the tokens of some text differ."""
+        ...
+
+    def __len__(self) -> int:
+        """How many tokens there are; they are 0..len-1."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
@@ -122,7 +129,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
+def encode_first(tokenizer: TextEncoder, text: str) -> np.ndarray:
     """Turn a text at the start of a stream into tokens: (n,) int64.
 
     They are the tokens of `tokenizer.encode`, preceded by the tokenizer's start unless the text has it. An empty text
@@ -135,12 +142,12 @@ def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
     return np.concatenate([np.array(start, dtype=np.int64), tokens])
 
 
-def first_tokens(tokenizer: Tokenizer) -> list[int]:
+def first_tokens(tokenizer: TextEncoder) -> list[int]:
     """Return the beginning of a stream without a text: the tokenizer's start, or the end of a line."""
     return list(start_of(tokenizer)) or tokenizer.encode("\n").tolist()
 
 
-def start_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+def start_of(tokenizer: TextEncoder) -> tuple[int, ...]:
     """Return the tokens to put before a text; most tokenizers have none."""
     return getattr(tokenizer, "start", ())
 
@@ -156,37 +163,35 @@ class TextPieces:
         before: the tokens before the first piece; with a word-level tokenizer, they put a blank before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._given: str | None = None  # the settled text of the window, where it is known
         starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
         self._window = min(starts, key=lambda tokens: tokenizer.decode(tokens).count(_UNDECIDED))
         self._window = self._tail(self._text())
         # They may end inside a letter, with which some decoders take back the whole letters before it.
         ends = (self._window[: len(self._window) - n] for n in range(_LONGEST + 1))
         texts = (tokenizer.decode(end) for end in ends if end)
-        self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), None)
+        self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), _settled(self._text()))
+        """The text of the window's tokens, as far as it was given out or lies before the first piece."""
 
     def add(self, token: int) -> str:
         """Return the text completed by the next token; often "" inside a character of several bytes."""
-        settled = _settled(self._text()) if self._given is None else self._given
         self._window.append(token)
         text = self._text()
         now, is_long = _settled(text), len(self._window) > 2 * _LONGEST_WINDOW
         # Tokenizers with a token for each byte decode a run of these as a whole: text that was given reads as undecided
         # again until the letter at its end is complete, or for ever if none is.
-        if not now.startswith(settled) and not is_long and text.endswith(_UNDECIDED):
-            self._given = settled
+        if not now.startswith(self._given) and not is_long and text.endswith(_UNDECIDED):
             return ""
-        self._given = now
+        piece, self._given = now[len(self._given) :], now
         if is_long or (len(self._window) > _LONGEST_WINDOW and now == text):
-            self._window, self._given = self._tail(text), None
-        return now[len(settled) :]
+            self._window = self._tail(text)
+            self._given = _settled(self._text())
+        return piece
 
     def flush(self) -> str:
         """Return the text still withheld at the end: a character that was never completed, as U+FFFD."""
-        text = self._text()
-        return text[len(_settled(text) if self._given is None else self._given) :]
+        return self._text()[len(self._given) :]
 
     def _tail(self, text: str) -> list[int]:
         """The last tokens of the window, from the beginning of a letter on where there is one."""
@@ -206,7 +211,7 @@ def _settled(text: str) -> str:
 class GeneratedText:
     """The text of the tokens generated after those in `before`, piece by piece, up to the first of `stops`."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextEncoder, before: Sequence[int], stops: Sequence[str]) -> None:
         self._pieces, self._stops, self._held = TextPieces(tokenizer, before), stops, ""
         self.is_over = False
         """Whether a stop was found; no token after it counts."""

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from recurra._choices import RECENT_TOKENS
 from recurra._files.digests import content_digest
 from recurra._files.reading import parse_json
-from recurra._files.weights import read_safetensors
+from recurra._files.weights import read_safetensors, write_safetensors
 from recurra._files.writing import replacing
 from recurra.checks import sentence
-from recurra.state import fill_in, n_bytes, name_tensors, state_from_plain, state_to_plain
+from recurra.state import n_bytes, state_from_tensors, state_to_tensors
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -105,6 +104,7 @@ _FORMAT = "recurra-stream"
 _FORMAT_VERSION = 1
 
 _SAVED = "a stream that Stream.save wrote"
+_STATE = "state."
 _METADATA = "recurra"  # a single entry: safetensors keeps several in no fixed order
 
 
@@ -133,15 +133,16 @@ def require_same_model(found: ModelIdentity, model: ModelIdentity, what: str) ->
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write a safetensors file, completely or not at all. Raises OSError.
 
-    It contains the tensors `position`, `recent` (the last tokens, padded with -1 in front), `logits` and `state.0`,
-    `state.1` and so on, depth first. Its metadata contain, as JSON, the format, the model, the structure of the state
-    and a digest. Numbers have a fixed width, so the size of the file does not depend on the stream's length.
+    It contains the tensors `position`, `recent` (the last tokens, padded with -1 in front), `logits` and those of the
+    state, with names such as `state.layers.0.conv`. Its metadata contain, as JSON, the format, the model and a digest.
+    Numbers have a fixed width, so the size of the file does not depend on the stream's length.
     """
     stream = snapshot.stream
     recent = [-1] * (RECENT_TOKENS - len(stream.recent)) + list(stream.recent)
     tensors = {
         "position": torch.tensor(stream.position, device="cpu"),
         "recent": torch.tensor(recent, device="cpu"),
+        **{_STATE + place: tensor for place, tensor in state_to_tensors(stream.model_state).items()},
     }
     if stream.logits is not None:
         tensors["logits"] = stream.logits
@@ -149,13 +150,10 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         "format": _FORMAT,
         "format_version": _FORMAT_VERSION,
         "model": snapshot.model._asdict(),
-        "structure": name_tensors(state_to_plain(stream.model_state), tensors),
     }
-    # Clones: tensors of a state can share memory, which the format refuses.
-    tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     content["digest"] = content_digest(content, tensors)
     with replacing(path) as file:
-        file.write(safetensors.save(tensors, metadata={_METADATA: json.dumps(content)}))
+        write_safetensors(file, tensors, {_METADATA: json.dumps(content)})
 
 
 def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
@@ -170,8 +168,9 @@ def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snap
         raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _SAVED))
     found = ModelIdentity(**content["model"])
     require_same_model(found, identity, str(path))
+    of_state = {name.removeprefix(_STATE): x for name, x in tensors.items() if name.startswith(_STATE)}
     try:
-        state = state_from_plain(fill_in(content["structure"], tensors), model)
+        state = state_from_tensors(of_state, model)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     logits = tensors.get("logits")

@@ -19,7 +19,7 @@ from recurra.streams.continuation import (
     GeneratedText,
     Generation,
     GenerationConfig,
-    Tokenizer,
+    TextEncoder,
     choose_all,
     encode_first,
     pieces_of_text,
@@ -124,7 +124,7 @@ class Stream(Continued):
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+        self, model: nn.Module, tokenizer: TextEncoder | None = None, *, runner: nn.Module | None = None
     ) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
@@ -281,7 +281,7 @@ class Stream(Continued):
             self._identity = ModelIdentity.of(self.model)
         return self._identity
 
-    def _require_tokenizer(self) -> Tokenizer:
+    def _require_tokenizer(self) -> TextEncoder:
         if self.tokenizer is None:
             raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
         return self.tokenizer
@@ -362,7 +362,7 @@ class Streams(Mapping[Hashable, Stream]):
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+        self, model: nn.Module, tokenizer: TextEncoder | None = None, *, runner: nn.Module | None = None
     ) -> None:
         self._new = Stream(model, tokenizer, runner=runner)
         self._streams: dict[Hashable, Stream] = {}
@@ -373,7 +373,7 @@ class Streams(Mapping[Hashable, Stream]):
         return self._new.model
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
+    def tokenizer(self) -> TextEncoder | None:
         """The tokenizer of all streams."""
         return self._new.tokenizer
 

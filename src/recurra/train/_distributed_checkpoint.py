@@ -200,12 +200,14 @@ class RankLayout:
         like = self._like(name, whole.shape)
         if isinstance(like, DTensor):
             return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
-        if name.startswith("state."):
+        if name.startswith("state.") and whole.dim():
             return whole.split(self._rows(name, whole.shape))[self._ranks.data_rank].clone()
         return whole
 
     def of_all_streams(self, rows: Tensor) -> Tensor:
-        """Turn this rank's streams into a distributed tensor of all streams; each rank holds its own."""
+        """Turn this rank's streams into a distributed tensor of all streams; each rank holds its own. Not numbers."""
+        if not rows.dim():
+            return rows
         placements = [Shard(0), Replicate()]  # by streams, and alike on the ranks that share a sequence
         return DTensor.from_local(
             rows.detach().contiguous(), self._ranks.mesh(self._device), placements, run_check=False
@@ -224,7 +226,7 @@ class RankLayout:
         return None
 
     def _rows(self, name: str, size: torch.Size) -> int:
-        if not len(size) or size[0] % self._ranks.data_count:
+        if size[0] % self._ranks.data_count:
             expected = f"one whose first dimension counts streams that {self._ranks.data_count} ranks can share"
             raise ValueError(sentence(f"{name} of the checkpoint", f"of shape {tuple(size)}", expected))
         return int(size[0]) // self._ranks.data_count

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from recurra._files.writing import discard
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource, DataSet
-from recurra.state import map_tensors, state_from_plain, state_to_plain
+from recurra.state import map_tensors, state_from_tensors, state_to_tensors
 from recurra.train._ranks import Ranks, recompute_blocks, reseed, set_up_process, settled, shard
 from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, require_fitting
 from recurra.train.experiment import Experiment, require_resumable, to_plain
@@ -138,7 +139,7 @@ class ResumableRun:
 
     def snapshot(self) -> Payload:
         """Return all that the next update and record depend on, as plain data; ranks call this together."""
-        several = self.ranks.several
+        several, state = self.ranks.several, state_to_tensors(self.state)
         return {
             "config": to_plain(self.experiment),
             "position": asdict(self.position),
@@ -147,7 +148,7 @@ class ResumableRun:
             "base": self.adapters and self.adapters.base,
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "state": state_to_plain(map_tensors(self._layout.of_all_streams, self.state) if several else self.state),
+            "state": map_tensors(self._layout.of_all_streams, state) if several else state,
             "window": self.sums.state_dict(self.ranks),
             "levels": self.levels.state_dict(self.ranks),
             "scores": self.scores,
@@ -168,20 +169,9 @@ class ResumableRun:
             which = "best"
         place, device = (self._layout.place, "cpu") if self.ranks.several else (None, self.fabric.device)
         path, saved = self.checkpoints.load(which, device, place=place)
-        require_resumable(saved["config"], self.experiment)
-        if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
-            got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
-            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
-        if saved["data"] != self._data_fingerprint:
-            got = f"{self.experiment.data.path}, which has changed since {path} was saved"
-            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"
-            raise ValueError(sentence("the corpus", got, "the data that the run was trained on", hint))
-        if self.adapters is not None:
-            self.adapters.require_base(saved["base"], path)
-        # A checkpoint of other sizes is refused before anything changes; a registered optimiser may refuse its state.
-        require_fitting(self.model, saved["model"], path)
-        state = state_from_plain(saved["state"], self.model)
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self._require_own(saved, path)
+        state = state_from_tensors(saved["state"], self.model)
+        self.optimizer.load_state_dict(saved["optimizer"])  # a registered optimiser may refuse its state
         self.state = state
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(self._resumed_average(saved))
@@ -201,14 +191,22 @@ class ResumableRun:
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
-        abandoned, score = self._later_best(saved["config"]["training"], len(states))
         self.checkpoints.drop_after(self.position.step)
-        if abandoned:
-            self.scores.pop("best", None)
-            if self.ranks.is_first:
-                discard(self.checkpoints.best)
-        elif score is not None:
-            self.scores["best"] = score
+        self._resume_best(saved["config"]["training"], len(states))
+
+    def _require_own(self, saved: Payload, path: Path) -> None:
+        """Refuse a checkpoint of another run, before anything changes, here or in the folder."""
+        require_resumable(saved["config"], self.experiment)
+        if (at := saved["position"]["step"]) > self.total_steps:
+            got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
+            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
+        if saved["data"] != self._data_fingerprint:
+            got = f"{self.experiment.data.path}, which has changed since {path} was saved"
+            hint = f"put it back, or start a new run from these weights with --init_from {self.folder.quoted}"
+            raise ValueError(sentence("the corpus", got, "the data that the run was trained on", hint))
+        if self.adapters is not None:
+            self.adapters.require_base(saved["base"], path)
+        require_fitting(self.model, saved["model"], path)
 
     def _resumed_average(self, saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The average so far; without it if averaging is to begin at another step than before, as in a longer run."""
@@ -220,25 +218,31 @@ class ResumableRun:
         self._notes.append(note)
         return None
 
-    def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
-        """Say what becomes of a best checkpoint of a later step: whether it is removed, or else its score."""
+    def _resume_best(self, trained: Mapping[str, Any], n_ranks: int) -> None:
+        """Remove a best checkpoint of a later step or take over its score, unless the run will come to it again."""
         is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
         every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
         is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
         if is_as_long and is_scored_alike:
+            return
+        is_later, score = self.ranks.from_first(self._later_best() if self.ranks.is_first else None)
+        if is_later and is_as_long and score is not None:
+            self.scores["best"] = score
+        elif is_later:
+            self.scores.pop("best", None)
+            if self.ranks.is_first:
+                discard(self.checkpoints.best)
+
+    def _later_best(self) -> tuple[bool, Any]:
+        """Say whether the best checkpoint is of a later step, and its score; one that is damaged has none."""
+        if not self.checkpoints.best.exists():
             return False, None
-        found: tuple[bool, Any] = False, None
-        if self.ranks.is_first and self.checkpoints.best.exists():
-            try:
-                best = load_checkpoint(self.checkpoints.best)
-            except CheckpointError as error:
-                self._notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
-                found = True, None
-            else:
-                if best["position"]["step"] > self.position.step:
-                    found = (False, best["scores"].get("best")) if is_as_long else (True, None)
-        removed, score = self.ranks.from_first(found)
-        return removed, score
+        try:
+            best = load_checkpoint(self.checkpoints.best)
+        except CheckpointError as error:
+            self._notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+            return True, None
+        return best["position"]["step"] > self.position.step, best["scores"].get("best")
 
     def _resume_random(self, states: list[Any]) -> None:
         """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""

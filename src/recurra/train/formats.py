@@ -43,9 +43,9 @@ from recurra.convert.published.folder import (
     to_huggingface,
     without_unused_tokens,
 )
-from recurra.data.tokenizers import TextEncoder, Vocabulary
+from recurra.data.tokenizers import Vocabulary
 from recurra.models.registry import entry_of
-from recurra.streams.continuation import start_of
+from recurra.streams.continuation import TextEncoder, start_of
 from recurra.train.adapters import LoraConfig
 from recurra.train.experiment import to_plain
 from recurra.train.recipe import load_recipe

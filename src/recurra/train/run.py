@@ -19,8 +19,8 @@ from recurra._process import is_first_launched
 from recurra.checks import sentence
 from recurra.convert.portable import with_weights
 from recurra.data.batches import DataSet
-from recurra.data.tokenizers import TextEncoder
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
+from recurra.streams.continuation import TextEncoder
 from recurra.train._ranks import Ranks
 from recurra.train.checkpoint import CheckpointFolder, load_weights, require_fitting, scored_weights
 from recurra.train.evaluate import evaluate

@@ -19,10 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from recurra.mixers.base import Mixer, Recurrence
 from recurra.models.language_model import LanguageModel
-from recurra.ops.scan.parallel import refuse_second_derivative
 from recurra.state import map_tensors, tensors
-
-_SHARED = "a sequence shared by several ranks"
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,12 @@ def _outermost_mixers(module: nn.Module) -> Iterator[Mixer]:
         yield from _outermost_mixers(child)
 
 
+def _refuse_second_derivative() -> None:
+    if torch.is_grad_enabled():  # torch's once_differentiable would silently lose what comes through saved tensors
+        got = "a sequence shared by several ranks can be differentiated once only"
+        raise NotImplementedError(f"{got}: omit create_graph=True")
+
+
 class _Entering(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
@@ -125,7 +128,7 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative(_SHARED)
+        _refuse_second_derivative()
         pieces, (entering,) = ctx.pieces, ctx.saved_tensors
         own = gradient.resolve_conj().contiguous()
         gathered = [torch.empty_like(own) for _ in range(pieces.count)]
@@ -174,7 +177,7 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *direct: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative(_SHARED)
+        _refuse_second_derivative()
         gradients: list[Tensor | None] = []
         for form, own in zip(ctx.forms, direct):
             if not _differentiable(form):
@@ -201,7 +204,7 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dlink: Tensor, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative(_SHARED)
+        _refuse_second_derivative()
         for zeros, gradient in zip(ctx.saved_tensors, gradients):
             if _differentiable(zeros):
                 own = zeros if gradient is None else gradient

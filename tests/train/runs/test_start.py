@@ -148,7 +148,7 @@ training: {{max_steps: 2, epochs: 9, tensorboard: false, accelerator: cpu, threa
 """)
     first = start_run(recipe, tmp_path / "run")
     first.fit()
-    assert first.snapshot()["state"] is None
+    assert first.snapshot()["state"] == {}
     again = resume_run(tmp_path / "run", overrides=["--training.max_steps", "3"])
     again.fit()
     assert again.position.step == 3

@@ -24,13 +24,12 @@ from recurra.data.tokenizers import (
     EOS,
     UNK,
     BytePairEncoding,
-    TextEncoder,
     Vocabulary,
     library_errors,
     parse_tokenizer,
     tokenizer_of,
 )
-from recurra.streams.continuation import encode_first, first_tokens
+from recurra.streams.continuation import TextEncoder, encode_first, first_tokens
 
 # A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one,
 # for none has white space.

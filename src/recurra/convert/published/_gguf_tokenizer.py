@@ -8,7 +8,8 @@ from gguf import GGUFWriter, Keys, TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from recurra.checks import choose, kind_of, require, sentence
-from recurra.data.tokenizers import BytePairEncoding, TextEncoder, library_errors
+from recurra.data.tokenizers import BytePairEncoding, library_errors
+from recurra.streams.continuation import TextEncoder
 
 _KEYS = Keys.Tokenizer
 _BLANK = "\u2581"

@@ -2,7 +2,6 @@
 
 from recurra.ops.scan.convolution import convolution_scan
 from recurra.ops.scan.operator import linear_scan
-from recurra.ops.scan.parallel import sharded_scan
 from recurra.ops.scan.reference import associative_scan, linear_recurrence, matrix_recurrence
 
 __all__ = [
@@ -11,5 +10,4 @@ __all__ = [
     "linear_recurrence",
     "linear_scan",
     "matrix_recurrence",
-    "sharded_scan",
 ]

@@ -14,9 +14,8 @@ from recurra.convert.published.folder import ARCHITECTURES, from_huggingface, mo
 from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
 from recurra.data.corpus import ENCODERS
 from recurra.data.text import TextConfig, TextData, has_prepared
-from recurra.data.tokenizers import TextEncoder
 from recurra.models.registry import DataSizes, ModelEntry, list_models
-from recurra.streams.continuation import first_tokens, start_of
+from recurra.streams.continuation import TextEncoder, first_tokens, start_of
 from recurra.train.checkpoint import load_weights, scored_weights
 from recurra.train.evaluate import perplexity
 from recurra.train.experiment import Experiment
