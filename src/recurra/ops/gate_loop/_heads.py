@@ -261,7 +261,7 @@ _back = Operator(
 
 
 def _forward(keep, q, k, v, a, state, rounded):  # type: ignore[no-untyped-def]
-    results = _operator(q, k, v, a, state, keep, rounded)
+    results = _operator.behind_door(q, k, v, a, state, keep, rounded)
     return results, (q, k, v, a, state, results[2])
 
 
@@ -405,7 +405,7 @@ def _reference(q, k, v, a, state):  # type: ignore[no-untyped-def]
 
 
 _chunk = Differentiable(
-    lambda keep, *inputs: (_chunk_operator(*inputs), inputs),
+    lambda keep, *inputs: (_chunk_operator.behind_door(*inputs), inputs),
     lambda gradients, saved, needs: _chunk_back(*gradients, *saved),
     n_inputs=5,
     reference=_reference,

@@ -217,6 +217,8 @@ def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, 
     for name, tensor in (("k", k), ("v", v), ("a.re", a.re), ("a.im", a.im)):
         if tensor is not None and (tensor.shape != shape or tensor.device != device):
             require_layout(name, tensor, shape, tensor.dtype, device)
+    if plane.is_complex:
+        raise ValueError(sentence("a.re", kind_of(a.re), "real numbers"))
     number = plane if a.im is None or not state.is_complex() else torch.promote_types(plane, torch.complex64)
     require_layout("state", state, (shape[0], shape[2], 1, 1), number, device)
 
