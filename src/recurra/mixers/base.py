@@ -157,7 +157,7 @@ class Mixer(nn.Module, ABC):
             ValueError: shapes do not fit, mask and cu_seqlens are both given, or the state belongs to another module.
         """
         _check_input(x, self.d_model + self.d_carried)
-        if x.device.type == "meta":
+        if x.is_meta:
             require_numbers("x", x, self._weight())
         state = _of_one_kind(state)
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
@@ -283,7 +283,7 @@ class Mixer(nn.Module, ABC):
 
 def _of_one_kind(state: Any) -> Any:
     """Turn a state with a `Ragged` among its tensors into one, as a compiled step returns it."""
-    if isinstance(state, tuple) and not isinstance(state, Ragged) and any(isinstance(part, Ragged) for part in state):
+    if isinstance(state, tuple) and not isinstance(state, Ragged) and Ragged in map(type, state):
         return batch(split(state))
     return state
 

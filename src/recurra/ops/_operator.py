@@ -153,7 +153,7 @@ class Operator:
         self.bare = getattr(torch.ops.recurra, self.name).default
         self._defaults = {argument.name: argument.default_value for argument in self.bare._schema.arguments}
         for device in devices:
-            _library.impl(self.name, lambda *given, **named: self._compute(*self._bound(given, named)), device)
+            _library.impl(self.name, lambda *given, **named: self._checked(*self._bound(given, named)), device)
         _library.impl(self.name, self._below_or_recorded, "Autograd")
         torch.library.register_fake(f"recurra::{self.name}", self._fake, lib=_library)
         if flops is not None:
@@ -163,12 +163,22 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """Compute the results, eagerly or through the dispatcher."""
         if has_numbers(*arguments) and not needs_gradient(*arguments) and not _transforms():
+            return self._checked(*arguments)
+        _hand_over_formulas()
+        return self.bare(*arguments)
+
+    def behind_door(self, *arguments: Any) -> Any:
+        """The same for the forward pass of a `Differentiable`, behind a public function that has checked arguments."""
+        if has_numbers(*arguments):
             return self._compute(*arguments)
         _hand_over_formulas()
         return self.bare(*arguments)
 
-    def _compute(self, *arguments: Any) -> Any:
+    def _checked(self, *arguments: Any) -> Any:
         self._check(*arguments)
+        return self._compute(*arguments)
+
+    def _compute(self, *arguments: Any) -> Any:
         results = self._allocate(*arguments)
         self._run(results, *arguments)
         return results
@@ -195,7 +205,9 @@ class Operator:
             tensors = (x for x in arguments if isinstance(x, Tensor))
             forwards = any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
         if backwards and not forwards and self.record is not None:
-            return self.record(*self._bound(arguments, {}))
+            bound = self._bound(arguments, {})
+            self._check(*bound)
+            return self.record(*bound)
         if backwards or forwards:
             raise NotImplementedError(
                 f"recurra::{self.name} has no derivative of this kind in a traced program: differentiate the model "
@@ -410,7 +422,7 @@ def keeping(operator: Operator, back: Operator, n_inputs: int, n_outputs: int, *
     """
 
     def forward(keep: bool, *given: Any) -> tuple[tuple, tuple]:
-        results = operator(*given[:n_inputs], keep, *given[n_inputs:])
+        results = operator.behind_door(*given[:n_inputs], keep, *given[n_inputs:])
         return results, (*given[:n_inputs], *results[n_outputs:])
 
     def backward(gradients: tuple, saved: tuple, needs: tuple, *options: Any) -> Sequence[Tensor]:

@@ -9,6 +9,7 @@ from recurra import gate_loop
 # valid with B = 2, L = 5, H = 3, d_qk = 4, d_v = 6
 WIDE = {"q": ones(2, 5, 3, 4), "k": ones(2, 5, 3, 4), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1)}
 WIDE["state"] = ones(2, 3, 4, 6)
+STEP = {name: x if name == "state" else x[:, :1] for name, x in WIDE.items()}
 MAX_HEADED = dict.fromkeys("qkva", ones(2, 5, 3, 1))
 
 
@@ -18,6 +19,8 @@ MAX_HEADED = dict.fromkeys("qkva", ones(2, 5, 3, 1))
     [
         (WIDE | {"mode": "fast"}, ValueError, "mode is 'fast'; expected one of auto, recurrent, scan, chunk"),
         (WIDE | {"backend": "fast"}, ValueError, "backend is 'fast'; expected one of auto, reference, numba"),
+        (STEP | {"backend": "fast"}, ValueError, "backend is 'fast'; expected one of auto, reference, numba"),
+        (STEP | {"backend": "triton"}, RuntimeError, "backend is 'triton'; expected 'auto' or 'reference'"),
         (MAX_HEADED | {"backend": "triton"}, RuntimeError, "backend is 'triton'; expected 'auto' or 'reference'"),
         (WIDE | {"mode": "attention", "backend": "numba"}, RuntimeError, "'attention', which is plain torch"),
         (WIDE | {"mode": "fused"}, ValueError, "'fused' takes d_qk = d_v = 1, not 4 and 6"),

@@ -181,13 +181,13 @@ def test_chunks_keep_neighbours_apart_by_gates_of_a_millionth(d_a):
 def test_auto_takes_what_was_measured_as_the_fastest(length, d_qk, d_v, in_torch, by_kernels):
     q, v = torch.empty(1, length, 1, d_qk), torch.empty(1, length, 1, d_v)
     a = torch.empty(1, length, 1, 1)
-    assert operator._choose_mode("auto", q, q, v, a, backend="reference") == in_torch
-    assert operator._choose_mode("auto", q, q, v, a) == by_kernels
+    assert operator._choose_mode("auto", q, q, v, a, None, "reference") == in_torch
+    assert operator._choose_mode("auto", q, q, v, a, None, "numba") == by_kernels
     if by_kernels == "fused":  # only Numba's kernels form the imaginary half of y
-        for backend, mode in (("auto", "fused"), ("reference", "scan")):
-            assert operator._choose_mode("auto", q, q, v, a.cfloat(), backend=backend) == mode
-            assert operator._choose_mode("auto", q, q, v, a, a[:, :1].cfloat(), backend=backend) == mode
-        assert operator._choose_mode("fused", q, q, v, a.cfloat()) == "fused"
+        for backend, mode in (("numba", "fused"), ("reference", "scan")):
+            assert operator._choose_mode("auto", q, q, v, a.cfloat(), None, backend) == mode
+            assert operator._choose_mode("auto", q, q, v, a, a[:, :1].cfloat(), backend) == mode
+        assert operator._choose_mode("fused", q, q, v, a.cfloat(), None, "numba") == "fused"
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -208,7 +208,9 @@ def of_saved_tensors():
     """What a hook has made of a saved tensor, by its place among them: of half the bytes, or with one number alone."""
     slstm = [ones(4, 6, 4, 2, 5), ones(2, 5, 20), *(ones(4, 2, 5) for _ in SLSTMParts._fields)]
     rotated = [ones(4, 6, 2, 8), ones(4, 6, 2, 8), ones(4, 6, 2, 3), ones(4, 6, 2, 1)]
+    again = lambda a, b, h0: torch.autograd.grad(recurra.linear_scan(a, b, h0).sum(), a, create_graph=True)[0]  # noqa: E731
     calls = {
+        "scan, differentiated again": (again, [ones(4, 6, 70), ones(4, 6, 70), ones(4, 70)], range(3), range(3)),
         "shifted products": (shifted_products, [ones(4, 6, 5), ones(4, 3, 5), ones(4, 5), ones(5)], range(4), range(4)),
         "gated": (
             lambda y, z, u, skip: gated(y, z, RMSNorm(3), skip=(u, skip)),

@@ -240,6 +240,19 @@ def test_a_bare_operator_records_a_gradient(name):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_bare_operator_that_records_a_gradient_takes_no_other_tensor_either(name, change):
+    operator, arguments = getattr(ops, name.partition(",")[0]).default, RECORDED[name][0]()
+    if operator._schema.name.removeprefix("recurra::") in IN_PLAIN_TORCH:
+        pytest.skip("no kernel")
+    arguments = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments]
+    for place, x in enumerate(arguments):
+        if isinstance(x, torch.Tensor):
+            with pytest.raises(ValueError, match="expected"):
+                operator(*arguments[:place], CHANGES[change](x.detach()), *arguments[place + 1 :])
+
+
 @pytest.mark.parametrize("name", ["linear_scan_backward", "decoding_linear"])
 def test_without_a_rule_a_gradient_is_refused_rather_than_lost(name):
     first, *rest = CASES[name][0]()

@@ -1,6 +1,8 @@
 """GateLoop with heads as torch operators: by Numba's kernels on the CPU, in chunks by Triton's kernels on a GPU."""
 
 import math
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +38,9 @@ def chunk_by_heads(
     of v's heads. With `rounded`, products of chunks may round their factors to bfloat16. Under torch.func and forward
     derivatives, for which the kernels have no rule, it is `chunk.chunk`.
     """
-    y, last, *_ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state, rounded)
+    if a.is_complex():
+        q, k, v = q.to(a.dtype), k.to(a.dtype), v.to(a.dtype)
+    y, last, *_ = _heads(q, k, v, a, state, rounded)
     return y, last
 
 
@@ -69,6 +73,7 @@ def _floats(x: Tensor) -> int:
     return 2 if x.is_complex() else 1
 
 
+@cache
 def _vectors(floats: int) -> int:
     """The vectors in a block. A block takes the time of its vectors and half a one more, filled or not (measured)."""
     vectors = -(-floats // _WIDTH)
@@ -77,8 +82,8 @@ def _vectors(floats: int) -> int:
 
 def _describe(x: Tensor) -> tuple[int, int, int, int]:
     """Describe a (B, L, H, d) tensor to a kernel: (address, batch stride, time stride, head stride), in floats."""
-    batch, time, head = (stride * _floats(x) for stride in x.stride()[:3])
-    return x.data_ptr(), batch, time, head
+    batch, time, head, _ = x.stride()
+    return (x.data_ptr(), 2 * batch, 2 * time, 2 * head) if x.is_complex() else (x.data_ptr(), batch, time, head)
 
 
 def _sizes(q: Tensor, v: Tensor, a: Tensor) -> tuple[int, ...]:
@@ -106,7 +111,7 @@ def _check(q, k, v, a, state=None, keep=False, rounded=False):  # type: ignore[n
 
 
 def _allocate(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
-    kept = state.new_empty(*(_kept_shape(q, v) if keep else (0,)), dtype=_kept_dtype(q, v, a, rounded))
+    kept = state.new_empty(*_kept_shape(q, v), dtype=_kept_dtype(q, v, a, rounded)) if keep else state.new_empty(0)
     return empty_result(v), state.new_empty(*state.shape), in_huge_pages(kept)
 
 
@@ -131,12 +136,13 @@ def _factors(q: Tensor, v: Tensor, a: Tensor, rounded: bool) -> str:
     For each number of a state, steps take 3 operations forward and 8 backward, and chunks 2 and 4, or half as many in
     bfloat16; and more for scores, for padded heads and for copies.
     """
-    if q.dtype != torch.float32 or a.shape[3] > 1:
+    size = q.shape[3] * v.shape[3]
+    if q.dtype != torch.float32 or a.shape[3] > 1 or size < min(_LEAST_STATE.values()):
         return ""
     from recurra.ops._toolkit.vectors import compiles_for
 
     number = "bfloat16" if rounded and compiles_for("avx512bf16") else "float32"
-    return number if q.shape[3] * v.shape[3] >= _LEAST_STATE[number] else ""
+    return number if size >= _LEAST_STATE[number] else ""
 
 
 def _run_chunks(kernel, count, number, q, k, v, a, before, after):  # type: ignore[no-untyped-def]
@@ -161,6 +167,13 @@ def _run_chunks(kernel, count, number, q, k, v, a, before, after):  # type: igno
     return found.sum().item() == 0
 
 
+@cache
+def _cpu() -> Any:
+    from recurra.ops.gate_loop import _heads_cpu
+
+    return _heads_cpu
+
+
 def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
     y, last, kept = results
     if 0 in (q.numel(), v.numel()):
@@ -179,12 +192,10 @@ def _run(results, q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-
     if q.shape[2] != v.shape[2]:
         _run(results, of_all_heads(q, v), of_all_heads(k, v), v, a, state, keep, rounded)
         return
-    from recurra.ops.gate_loop._heads_cpu import forward_kernel
-
     exact = kept if kept.dtype == q.dtype else q.new_empty(kept.shape)
     sizes, vectors = _sizes(q, v, a), _vectors(v.shape[3] * _floats(v))
     scratch = _scratch(q, sizes[-1] * q.shape[3] * vectors * _WIDTH)
-    forward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
+    _cpu().forward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors)(
         *map(_describe, (q, k, v, a)), state.data_ptr(), _describe(y), last.data_ptr(),
         exact.data_ptr() if keep else 0, scratch.data_ptr(), *sizes,
         jobs=sizes[-1], work=q.shape[1] * state.numel(),
@@ -228,13 +239,11 @@ def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates, rounded):  # typ
         for out, of_heads in zip((dq, dk), found):
             torch.sum(of_heads.unflatten(2, (q.shape[2], -1)), 3, out=out)
         return
-    from recurra.ops.gate_loop._heads_cpu import backward_kernel
-
     kept = kept.to(q.dtype)
     sizes, vectors = _sizes(q, v, a), _vectors(q.shape[3] * _floats(q))
     tiles = sizes[-2] + 2 if with_gates else 1  # the states of a chunk and the carry, or either in its turn
     scratch = _scratch(q, sizes[-1] * (tiles * v.shape[3] * vectors + v.shape[3] + _WIDTH) * _WIDTH)
-    backward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors, with_gates)(
+    _cpu().backward_kernel(_NUMBERS[q.dtype.to_real()], q.is_complex(), vectors, with_gates)(
         *map(_describe, (dy, q, k, v, a)), kept.data_ptr(), dlast.data_ptr(),
         *map(_describe, (dq, dk, dv, da)), dstate.data_ptr(), scratch.data_ptr(),
         *sizes, jobs=sizes[-1], work=q.shape[1] * dstate.numel(),
@@ -261,7 +270,7 @@ _back = Operator(
 
 
 def _forward(keep, q, k, v, a, state, rounded):  # type: ignore[no-untyped-def]
-    results = _operator(q, k, v, a, state, keep, rounded)
+    results = _operator.behind_door(q, k, v, a, state, keep, rounded)
     return results, (q, k, v, a, state, results[2])
 
 
@@ -281,7 +290,7 @@ _heads = Differentiable(_forward, _backward, n_inputs=5, reference=_in_plain_tor
 
 def _record(q, k, v, a, state, keep, rounded):  # type: ignore[no-untyped-def]
     y, last, kept = _heads(q, k, v, a, state, rounded)
-    return y, last, kept if keep else kept.new_empty(0)
+    return y, last, kept if keep else state.new_empty(0)
 
 
 _operator.record = _record
@@ -405,7 +414,7 @@ def _reference(q, k, v, a, state):  # type: ignore[no-untyped-def]
 
 
 _chunk = Differentiable(
-    lambda keep, *inputs: (_chunk_operator(*inputs), inputs),
+    lambda keep, *inputs: (_chunk_operator.behind_door(*inputs), inputs),
     lambda gradients, saved, needs: _chunk_back(*gradients, *saved),
     n_inputs=5,
     reference=_reference,

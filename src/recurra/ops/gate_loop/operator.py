@@ -95,11 +95,13 @@ def _compute(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Convert the arguments, which are checked, to their dtypes, and run the mode."""
-    chosen = _choose_mode(mode, q, k, v, a, state, backend)
-    if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
+    is_plain = mode in ("recurrent", "attention")
+    if is_plain and backend not in ("auto", "reference"):
         expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
         raise RuntimeError(sentence("backend", repr(backend), expected))
-    by_heads = chosen == "chunk" and choose_backend(backend, q.device) == "numba"
+    kernels = choose_backend("reference" if is_plain else backend, q.device)
+    chosen = _choose_mode(mode, q, k, v, a, state, kernels)
+    by_heads = chosen == "chunk" and kernels == "numba"
     if not by_heads:
         q, k = of_all_heads(q, v), of_all_heads(k, v)
     rounded = q.dtype == k.dtype == v.dtype == torch.bfloat16 or _autocasts(q)
@@ -112,7 +114,7 @@ def _compute(
         compute = torch.float32
         for x in (q, k, v, a, state):
             compute = compute if x is None else torch.promote_types(compute, x.dtype)
-    by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
+    by_kernels = chosen == "chunk" and kernels == "triton" and _chunk_has_kernels(q, v, compute, backend)
     if not is_one_type:
         if not (by_kernels and q.dtype == k.dtype == v.dtype in HALF):
             q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
@@ -143,7 +145,8 @@ def _packed(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Pad the sequences into batches; after the end of each, a = 1 and k = 0 keep its state as it is."""
-    packed, chosen = PackedSequences(cu_seqlens, q), _choose_mode(mode, q, k, v, a, state, backend)
+    kernels = choose_backend(backend, q.device)
+    packed, chosen = PackedSequences(cu_seqlens, q), _choose_mode(mode, q, k, v, a, state, kernels)
     if mode == "auto" and chosen == "recurrent":  # a mode of plain torch, which the caller has not asked for
         backend = "auto"
     inputs = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
@@ -214,6 +217,8 @@ def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, 
     shape, device = q.shape, q.device
     if len(shape) != 4:
         raise ValueError(sentence("q", kind_of(q), "(B, L, H, 1)"))
+    if plane.is_complex:
+        raise ValueError(sentence("a.re", kind_of(a.re), "real numbers"))
     for name, tensor in (("k", k), ("v", v), ("a.re", a.re), ("a.im", a.im)):
         if tensor is not None and (tensor.shape != shape or tensor.device != device):
             require_layout(name, tensor, shape, tensor.dtype, device)
@@ -242,8 +247,6 @@ _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 
 
 def _chunk_has_kernels(q: Tensor, v: Tensor, compute: torch.dtype, backend: str) -> bool:
-    if choose_backend(backend, q.device) != "triton":
-        return False
     obstacle = why_not_kernels(q.shape[-1], v.shape[-1], compute)
     if obstacle and backend == "triton":
         raise ValueError(sentence("backend", "'triton'", "'auto', which uses plain torch here", obstacle))
@@ -260,34 +263,29 @@ def _join(planes: Planes) -> Tensor:
     return planes.re if planes.im is None else torch.complex(planes.re, planes.im)
 
 
-def _choose_mode(
-    mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None = None, backend: str = "auto"
-) -> str:
+def _choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, backend: str) -> str:
     """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto" for this backend."""
-    obstacle = ""
-    if q.shape[-1] != 1 or v.shape[-1] != 1:
-        obstacle = f"'fused' takes d_qk = d_v = 1, not {q.shape[-1]} and {v.shape[-1]}"
-    elif q.is_complex() or k.is_complex() or v.is_complex():
-        obstacle = "'fused' takes real q, k and v"
-    if mode == "fused" and obstacle:
-        raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
+    (_, length, _, d_qk), d_v = q.shape, v.shape[3]
+    fits_fused = d_qk == d_v == 1 and not (q.is_complex() or k.is_complex() or v.is_complex())
+    if mode == "fused" and not fits_fused:
+        what = "real q, k and v" if d_qk == d_v == 1 else f"d_qk = d_v = 1, not {d_qk} and {d_v}"
+        raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", f"'fused' takes {what}"))
     if mode != "auto":
         return mode
-    if not obstacle and not any(x is not None and x.is_complex() for x in (a, state)):
+    if fits_fused and not any(x is not None and x.is_complex() for x in (a, state)):
         return "fused"
-    if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
+    if isinstance(length, torch.SymInt):  # traced for any length, short or long
         return "scan"
-    if q.shape[1] == 1 and not has_numbers(q):  # an export, or a step that is recorded, has rules for its operations
+    if length == 1 and not has_numbers(q):  # an export, or a step that is recorded, has rules for its operations
         return "recurrent"
     # Triton's kernels keep all states for a complex y, and multiply once more.
-    if not obstacle and choose_backend(backend, q.device) == "numba":
+    if fits_fused and backend == "numba":
         return "fused"
-    if q.shape[1] == 1:
+    if length == 1:
         return "recurrent"
-    per_state = q.shape[3] * v.shape[3]
-    if per_state > 1 and choose_backend(backend, q.device) == "numba":
+    if d_qk * d_v > 1 and backend == "numba":
         return "chunk"
-    return "chunk" if per_state >= _CHUNK_STATE and q.shape[1] * per_state >= _CHUNK_STATES else "scan"
+    return "chunk" if d_qk * d_v >= _CHUNK_STATE and length * d_qk * d_v >= _CHUNK_STATES else "scan"
 
 
 def _check(

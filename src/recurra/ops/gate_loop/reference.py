@@ -39,7 +39,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None
         n_steps: L if None.
         grouped: v and a may have a multiple of H heads.
     """
-    require_tensor("q", q)
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a)):
         check_numbers(name, tensor, q, "(B, L, H, d)")
     batch, length, heads, d_qk = q.shape

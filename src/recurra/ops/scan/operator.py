@@ -163,7 +163,7 @@ def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
 
 
 def _forward(keep: bool, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> tuple[tuple, tuple]:
-    h = _scan(a, b, h0, reverse, backend)
+    h = _scan.behind_door(a, b, h0, reverse, backend)
     return (h,), (a, h0, h)
 
 
@@ -177,6 +177,7 @@ def _differentiable_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute gradients that can be differentiated again, by a scan backwards; the kernel's are `_run_back`."""
     (dh,), (a, h0, h) = gradients, saved
+    _check("h", h, {"dh": dh, "a": a}, h0)  # hooks may have changed what was saved
     nothing = torch.zeros_like(a[:, :1])
     later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
     g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse, backend)

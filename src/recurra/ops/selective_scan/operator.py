@@ -209,6 +209,7 @@ def selective_scan(
         if obstacle and by_name:
             raise ValueError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
         if not obstacle and (by_name or not (torch.compiler.is_compiling() or transforms_are_active())):
+            _check(*inputs, backend=chosen)
             return _selective_scan(*inputs, chosen)[:2]  # type: ignore[return-value]
     if x.dtype not in HALF:
         return in_pieces(*inputs)
