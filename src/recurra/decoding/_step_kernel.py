@@ -37,7 +37,7 @@ from recurra.decoding._instructions import (
     F,
     G,
 )
-from recurra.decoding._tiles import apply, fence, gather, number, real, scatter, set_word, stream_part, word
+from recurra.decoding._tiles import apply, fence, gather, number, real, scatter, set_word, stream, word
 from recurra.ops._toolkit.launch import Apart, LoopKernel, call, compile_inline, compile_part
 from recurra.ops._toolkit.vector_math import divide, exp, sqrt
 from recurra.ops._toolkit.vectors import (
@@ -52,6 +52,7 @@ from recurra.ops._toolkit.vectors import (
     store,
     store_part,
     total,
+    width_of,
     zeros,
 )
 
@@ -60,8 +61,8 @@ _SPLIT_FROM = 16_384
 
 _AHEAD = 8 * WIDTH  # channels: how far ahead the modes of a selective scan are fetched, each row by itself
 _FLOATS, _ONE, _FOUR = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", 4 * WIDTH)
-_ROW_WIDTH = (4 if compiles_for("avx512f") else 2) * WIDTH  # three vectors of a row at once, in registers
-_ROW = Lanes("float32", _ROW_WIDTH)
+_SHORT = Lanes("float32", 2 * WIDTH)  # three such vectors are in registers at once
+_LONG = Lanes("float32", 4 * WIDTH) if compiles_for("avx512f") else _SHORT
 
 
 @compile_inline
@@ -217,6 +218,35 @@ def _select(row, bases, job, jobs):  # type: ignore[no-untyped-def]
             h = last
 
 
+@compile_inline
+def _columns(q, k, v, a, f, before, after, y, n, width, a_by, rate, kind, lanes):  # type: ignore[no-untyped-def]
+    """One step of a matrix of n rows, as many columns at a time as `lanes` have, all rows of which are in registers."""
+    is_past, write = kind & PAST, f + 4 * n
+    for j in range(0, width, width_of(lanes)):
+        count, here, there = width - j, before + 4 * j, after + 4 * j
+        value, seen, out = load_part(v, j, count, lanes), zeros(lanes), zeros(lanes)
+        if kind & 1:
+            for i in range(n):
+                factor = load(k, i, _ONE) * load(a, i * a_by, _ONE)
+                seen = multiply_add(spread(factor, lanes), load_part(here, i * width, count, lanes), seen)
+            value = spread(load(rate, 0, _ONE), lanes) * (value - seen)
+        if kind & 4:
+            for i in range(n):
+                part = load_part(here, i * width, count, lanes)
+                seen = multiply_add(spread(load(f, i, _ONE), lanes), part, seen)
+        for i in range(n):
+            decay, key = spread(load(a, i * a_by, _ONE), lanes), spread(load(k, i, _ONE), lanes)
+            state = multiply_add(key, value, decay * load_part(here, i * width, count, lanes))
+            if kind & 4:
+                state = multiply_add(spread(load(write, i, _ONE), lanes), seen, state)
+            if is_past:
+                stream(there + 4 * i * width, state)
+            else:
+                store_part(there, i * width, count, lanes, state)
+            out = multiply_add(spread(load(q, i, _ONE), lanes), state, out)
+        store_part(y, j, count, lanes, out)
+
+
 @compile_part
 def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in the matrices of an UPDATE, each of which is read from memory once."""
@@ -224,7 +254,9 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
     a_by, kind, size = 0 if n_decays == 1 else 1, word(row, KIND), word(row, STRIDES)
     wide = (n * width + WIDTH - 1) // WIDTH * WIDTH
     scratch = room + (job + 1) * room_size - 4 * wide
-    is_past = kind & PAST and width % WIDTH == 0 and _place(row, bases, G) % 64 == 0
+    fits_long, fits_short = width % width_of(_LONG) == 0, width % width_of(_SHORT) == 0
+    if not fits_short or _place(row, bases, G) % 64:
+        kind &= ~PAST
     for r in range(rows * job // jobs, rows * (job + 1) // jobs):
         y, v = _place(row, bases, OUT) + 4 * r * width, _place(row, bases, C) + 4 * r * width
         q, k, a = _place(row, bases, A) + 4 * r * n, _place(row, bases, B) + 4 * r * n, _place(row, bases, D)
@@ -233,34 +265,14 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
         if kind & 2:
             decode(scratch, h, wide)
         before, after = (scratch, scratch) if kind & 2 else (h, last)
-        read, write = f + 8 * r * n, f + 8 * r * n + 4 * n
-        for j in range(0, width, _ROW_WIDTH):
-            count, here, there = width - j, before + 4 * j, after + 4 * j
-            value, seen, out = load_part(v, j, count, _ROW), zeros(_ROW), zeros(_ROW)
-            if kind & 1:
-                for i in range(n):
-                    factor = load(k, i, _ONE) * load(a, i * a_by, _ONE)
-                    part = load_part(here, i * width, count, _ROW)
-                    seen = multiply_add(spread(factor, _ROW), part, seen)
-                value = spread(load(f, r, _ONE), _ROW) * (value - seen)
-            if kind & 4:
-                for i in range(n):
-                    part = load_part(here, i * width, count, _ROW)
-                    seen = multiply_add(spread(load(read, i, _ONE), _ROW), part, seen)
-            for i in range(n):
-                decay, key = spread(load(a, i * a_by, _ONE), _ROW), spread(load(k, i, _ONE), _ROW)
-                state = multiply_add(key, value, decay * load_part(here, i * width, count, _ROW))
-                if kind & 4:
-                    state = multiply_add(spread(load(write, i, _ONE), _ROW), seen, state)
-                if is_past:
-                    stream_part(there + 4 * i * width, count, state)
-                else:
-                    store_part(there, i * width, count, _ROW, state)
-                out = multiply_add(spread(load(q, i, _ONE), _ROW), state, out)
-            store_part(y, j, count, _ROW, out)
+        rate, f = f + 4 * r, f + 8 * r * n
+        if fits_long:
+            _columns(q, k, v, a, f, before, after, y, n, width, a_by, rate, kind, _LONG)
+        else:
+            _columns(q, k, v, a, f, before, after, y, n, width, a_by, rate, kind, _SHORT)
         if kind & 2:
             encode(last, scratch, n * width, wide, False)
-    if is_past:
+    if kind & PAST:
         fence()
 
 

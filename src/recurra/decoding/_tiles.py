@@ -109,22 +109,15 @@ def scatter(typing_context: Any, address: Any, stride: Any, lanes: Any, vector: 
 
 
 @intrinsic
-def stream_part(typing_context: Any, address: Any, count: Any, vector: Any) -> Any:
-    """Write the first `count` floats of a vector past the caches; a `fence` must follow before others read them.
-
-    They are a multiple of `WIDTH`, and `address` is one of 64 bytes.
-    """
+def stream(typing_context: Any, address: Any, vector: Any) -> Any:
+    """Write a vector past the caches, to a multiple of 64 bytes; a `fence` must follow before others read it."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
-        start, number, value = args
-        for first in range(0, value.type.count, WIDTH):
-            with builder.if_then(builder.icmp_signed(">", number, ir.Constant(number.type, first))):
-                at = builder.inttoptr(_at(builder, start, 4 * first), _FLOATS.as_pointer())
-                part = shuffle(builder, value, value, list(range(first, first + WIDTH)))
-                stored = builder.store(part, at, align=_LINE)
-                stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        at = builder.inttoptr(args[0], args[1].type.as_pointer())
+        stored = builder.store(args[1], at, align=_LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
 
-    return types.void(types.int64, types.int64, vector), generate
+    return types.void(types.int64, vector), generate
 
 
 @intrinsic
