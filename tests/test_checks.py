@@ -33,7 +33,7 @@ class Config:
     precision: Literal["high", "low"] = "high"
 
 
-@pytest.mark.parametrize("value", ["0.1", None, [0.1], (1,), {}], ids=str)
+@pytest.mark.parametrize("value", ["0.1", None, [0.1], (1,), {}, {1}, 1j, torch.ones(2)], ids=str)
 @pytest.mark.parametrize(
     "check", [require_positive, require_probability, require_share, lambda **x: require_at_least(1, **x)]
 )

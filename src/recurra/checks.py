@@ -58,8 +58,10 @@ def require_whole_number(minimum: int, **values: object) -> None:
 def require_number(**values: object) -> None:
     """Refuse texts, lists, None and other values that cannot be compared with numbers, by name."""
     for name, value in values.items():
-        if value is None or isinstance(value, (str, bytes, list, tuple, dict)):
-            raise TypeError(sentence(name, f"{value!r}, {kind_of(value)}", "a number"))
+        try:
+            bool(value >= 0)  # type: ignore[operator]
+        except (TypeError, ValueError, RuntimeError):  # arrays and tensors of several numbers, too
+            raise TypeError(sentence(name, f"{value!r}, {kind_of(value)}", "a number")) from None
 
 
 def require_at_least(minimum: float, **values: float) -> None:

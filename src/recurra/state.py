@@ -283,8 +283,8 @@ def _restored(place: str, saved: Tensor | None, like: Any) -> Any:
     if saved is None and like is None:
         return None
     if saved is not None and isinstance(like, Tensor):
-        is_pairs = like.is_complex() and saved.is_floating_point() and saved.shape[-1:] == (2,)
-        return (torch.view_as_complex(saved) if is_pairs else saved).to(like.device)
+        is_pairs = like.is_complex() and saved.dtype == like.real.dtype and saved.shape[-1:] == (2,)
+        return (torch.view_as_complex(saved.contiguous()) if is_pairs else saved).to(like.device)
     if saved is not None and not saved.dim() and saved.dtype == _NUMBERS.get(type(like)):
         return saved.item()
     got = f"{kind_of(saved)} in the saved state"

@@ -12,6 +12,7 @@ from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfi
 IMPOSSIBLE = [
     (OptimizerConfig, "optimizer", "learning_rate", 0.0),
     (OptimizerConfig, "optimizer", "betas", (0.9, 1.0)),
+    (OptimizerConfig, "optimizer", "betas", 0.9),
     (OptimizerConfig, "optimizer", "epsilon", 0.0),
     (partial(OptimizerConfig, algorithm="sgd"), "optimizer", "momentum", 1.5),
     (partial(OptimizerConfig, algorithm="sgd", momentum=0.0), "optimizer", "nesterov", True),

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from recurra.data.memory_horizon import MemoryHorizonConfig
@@ -8,6 +9,13 @@ from recurra.models.language_model import LanguageModelConfig
 from recurra.train.config import TrainingConfig
 from recurra.train.experiment import Experiment, require_resumable, require_same_model, to_plain
 from recurra.train.task import experiment_name, experiment_names, find_experiment
+
+
+def test_whole_numbers_of_numpy_become_pythons():
+    saved = to_plain(
+        Experiment(experiment="text", data=TextConfig(path="x"), training=TrainingConfig(epochs=np.int64(2)))
+    )
+    assert type(saved["training"]["epochs"]) is int
 
 
 def test_the_corpora_of_a_mixture_may_move():

@@ -188,11 +188,11 @@ class ResumableRun:
         states = saved["random"] if isinstance(saved["random"], list) else [saved["random"]]
         self._resume_random(states)
         self._resume_epoch()
+        self._resume_best(saved["config"]["training"], len(states))
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
         self.checkpoints.drop_after(self.position.step)
-        self._resume_best(saved["config"]["training"], len(states))
 
     def _require_own(self, saved: Payload, path: Path) -> None:
         """Refuse a checkpoint of another run, before anything changes, here or in the folder."""

@@ -156,6 +156,7 @@ class OptimizerConfig:
         require_at_least(1, **fields_of(self, "optimizer", "precondition_frequency"))
         options = {name: value for name, value in self.options.items() if name not in self.own_options}
         betas, momentum = options.get("betas", ()), options.get("momentum", 0.0)
+        require(isinstance(betas, (tuple, list)), "optimizer.betas", betas, "two numbers in [0, 1)")
         require_number(**{f"optimizer.betas[{n}]": beta for n, beta in enumerate(betas)})
         require(all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "two numbers in [0, 1)")
         require_probability(**{"optimizer.momentum": momentum})

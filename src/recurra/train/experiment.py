@@ -7,6 +7,7 @@ sections `data` and `model` hold.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import reduce
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -126,6 +127,8 @@ def to_plain(experiment: Experiment) -> dict[str, Any]:
 def _with_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_lists(item) for key, item in value.items()}
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)  # NumPy's are written to no file
     return [_with_lists(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 

@@ -5,7 +5,7 @@ from safetensors.torch import load_file, save_file
 from tests.convert.huggingface.conftest import MODELS, build
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recurra.convert.huggingface.configuration import config_for
+from recurra.convert.huggingface.configuration import RecurraConfig, config_for
 from recurra.convert.huggingface.modeling import causal_lm
 from recurra.ops.cells.orthogonal import NCGRUCell, Neumann
 
@@ -101,3 +101,13 @@ def test_missing_weights_are_refused(gateloop, tmp_path):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"backbone\.model\.norm\.weight are missing"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_heads_by_the_name_of_transformers(tmp_path):
+    config = RecurraConfig(model="transformer-xl", vocab_size=11, num_attention_heads=5)
+    assert (config.n_heads, config.own().n_heads, config.to_dict()["num_attention_heads"]) == (5, 5, 5)
+    config.n_heads = 2
+    config.save_pretrained(tmp_path)
+    assert RecurraConfig.from_pretrained(tmp_path).num_attention_heads == 2
+    assert RecurraConfig.from_pretrained(tmp_path, num_attention_heads=10).own().n_heads == 10
+    assert RecurraConfig(vocab_size=11).num_attention_heads == 1

@@ -102,3 +102,11 @@ def test_pieces_keep_no_states_for_the_backward_pass(monkeypatch):
         y.sum().backward()
     assert kept[0] == B * L * D * N
     assert kept[1] < B * L * D * N / 2
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_tensors_on_several_devices_are_refused(number):
+    inputs = list(draw())
+    inputs[number] = inputs[number].to("meta")
+    with pytest.raises(ValueError, match=f"^{('step', 'a', 'b', 'c', 'h0')[number - 1]} is .*expected a tensor on cpu"):
+        selective_scan(*inputs)

@@ -227,6 +227,12 @@ def of_saved_tensors():
             (4, 5, 7),
             (2, 3, 4, 7),
         ),
+        "scan in half precision": (
+            recurra.linear_scan,
+            [ones(4, 6, 70).half(), ones(4, 6, 70).half(), ones(4, 70).half()],
+            (0, 1, 2),
+            (0, 1, 2),
+        ),
         "GRU, reset after": (
             lambda p, h, *w: gru_after(p, h, HiddenWeights(*w))[0],
             [ones(4, 6, 15), ones(4, 5), ones(15, 5), ones(15)],

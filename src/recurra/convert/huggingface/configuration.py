@@ -59,11 +59,13 @@ class RecurraConfig(PreTrainedConfig):
 
     def __init__(self, model: str = "recurrent", use_cache: bool = True, **others: Any) -> None:
         self.model, self.use_cache = model, use_cache
+        n_heads = others.pop("num_attention_heads", None)
+        if n_heads is not None and any(each.name == "n_heads" for each in fields(self.entry.config)):
+            others.setdefault("n_heads", n_heads)
         super().__init__(**others)
         own = self.own()  # refuses what cannot be
         for each in fields(own):
             setattr(self, each.name, getattr(own, each.name))
-        self.num_attention_heads = getattr(self, "n_heads", 1)  # PEFT's prompt tuning asks for it and does not use it
         if getattr(self, "output_size", None) not in (None, self.vocab_size):
             expected = f"vocab_size = {self.vocab_size}: a causal language model predicts the tokens that it reads"
             raise ValueError(sentence("output_size", self.output_size, expected))
@@ -74,6 +76,20 @@ class RecurraConfig(PreTrainedConfig):
         if (place := options.get("name_or_path")) and Path(place).is_dir():
             require_files(Path(place), read_manifest(Path(place)).get("files", {}), ("config.json",))
         return super().from_dict(config_dict, **options)
+
+    @property
+    def num_attention_heads(self) -> int:
+        """`n_heads`, or 1: PEFT's prompt tuning asks for it and does not use it."""
+        return getattr(self, "n_heads", 1)
+
+    @num_attention_heads.setter
+    def num_attention_heads(self, n_heads: int) -> None:
+        if hasattr(self, "n_heads"):
+            self.n_heads = n_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, `num_attention_heads` too."""
+        return {**super().to_dict(), "num_attention_heads": self.num_attention_heads}
 
     @property
     def entry(self) -> ModelEntry:

@@ -204,6 +204,9 @@ def selective_scan(
         RuntimeError: the backend cannot run here.
     """
     inputs, chosen = (x, step, a, b, c, h0), choose_backend(backend, x.device)
+    for name, tensor in zip(("step", "a", "b", "c", "h0"), inputs[1:]):
+        if tensor.device != x.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {x.device}, as x"))
     if chosen != "reference":
         obstacle, by_name = _why_not_kernels(chosen, *inputs), backend != "auto"
         if obstacle and by_name:
