@@ -7,15 +7,12 @@ from recurra.data.memory_horizon import MemoryHorizonConfig
 from recurra.data.text import TextConfig
 from recurra.models.language_model import LanguageModelConfig
 from recurra.train.config import TrainingConfig
-from recurra.train.experiment import Experiment, require_resumable, require_same_model, to_plain
+from recurra.train.experiment import Experiment, _with_lists, require_resumable, require_same_model, to_plain
 from recurra.train.task import experiment_name, experiment_names, find_experiment
 
 
 def test_whole_numbers_of_numpy_become_pythons():
-    saved = to_plain(
-        Experiment(experiment="text", data=TextConfig(path="x"), training=TrainingConfig(epochs=np.int64(2)))
-    )
-    assert type(saved["training"]["epochs"]) is int
+    assert [type(value) for value in _with_lists([np.int64(2), True, 0.5])] == [int, bool, float]
 
 
 def test_the_corpora_of_a_mixture_may_move():
