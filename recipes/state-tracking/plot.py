@@ -41,7 +41,7 @@ def accuracy_over_length() -> plt.Figure:
             axes.plot(
                 lengths,
                 list(curve.values()),
-                "o--" if later else "o-",
+                "o:" if run.endswith("-zero") else "o--" if later else "o-",
                 color=_colour(run),
                 label=run.replace(f"-{task}", ""),
             )
