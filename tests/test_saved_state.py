@@ -150,3 +150,18 @@ def test_fewer_layers_than_the_model_has_are_refused(model):
 def test_a_batch_at_different_positions_is_not_written():
     with pytest.raises(ValueError, match="state is one of different positions; expected one of a single sequence: see"):
         state_to_tensors([Ragged((torch.zeros(1, 2), torch.zeros(1, 3)))])
+
+
+@pytest.mark.parametrize("pairs", [torch.ones(3, 2, 2, dtype=torch.bfloat16), torch.ones(3, 2, 2, dtype=torch.float64)])
+def test_pairs_of_another_type_are_left_to_what_refuses_them(state, pairs):
+    model = Model()
+    restored = state_from_tensors(state_to_tensors(state) | {"layers.0.real": pairs}, model)
+    assert restored.layers[0].real.dtype == pairs.dtype
+
+
+def test_pairs_may_lie_anyhow(state):
+    saved = state_to_tensors(state)
+    turned = saved["layers.0.real"].mT.contiguous().mT
+    assert torch.equal(
+        state_from_tensors(saved | {"layers.0.real": turned}, Model()).layers[0].real, state.layers[0].real
+    )

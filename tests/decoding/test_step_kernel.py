@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra.decoding import _program
-from recurra.decoding._instructions import PAST
+from recurra.decoding._instructions import PAST, UPDATE, Instruction
 from recurra.decoding._program import StepProgram, _LoweredStep
 from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.memory import StepMemory, StepNotCompiled
@@ -141,6 +141,13 @@ def test_matrices_past_the_caches(monkeypatch, width, is_delta_rule, threads):
         assert torch.allclose(results[-1][1], expected, atol=1e-5)
         assert torch.allclose(results[-1][0], (q[..., None] * expected).sum(1), atol=1e-4)
     assert all(map(torch.equal, *results))
+
+
+def test_codes_are_not_written_past_the_caches():
+    """They are made in memory of the thread, which is read again at once, and lies anywhere."""
+    kinds = range(8)
+    rows = [Instruction(UPDATE, kind, [], []) for kind in kinds]
+    assert _program._table(rows, {}, PAST)[:, 1].tolist() == [kind if kind & 2 else kind + PAST for kind in kinds]
 
 
 def test_rows_of_a_table_and_one_that_is_not_there():

@@ -301,7 +301,7 @@ def _table(instructions: Sequence[Instruction], numbers: dict[int, int], past: i
     kinds: dict[int, Callable[[int], int]] = {
         LINEAR: lambda kind: multiply_share[kind].address,
         ATTEND: lambda _: attend_share.address,
-        UPDATE: lambda kind: kind + past * (kind & 2 == 0),
+        UPDATE: lambda kind: kind if kind & 2 else kind + past,
     }
     named = [one._replace(kind=kinds.get(one.opcode, int)(one.kind)) for one in instructions]
     return np.array([one.row(numbers) for one in named], dtype=np.int64)

@@ -285,8 +285,7 @@ def _halves_backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool
         found = _backward(*_widened(gradients, saved), needs, reverse, "numba")
         return tuple(gradient.to(a.dtype) for gradient in found)
     require_layout("h", h, h.shape, torch.float32, dh.device)  # hooks may have changed what was saved
-    of_state = {"h0": (h0, (h.shape[0], *h.shape[2:]))}
-    require_layouts(dh.dtype, dh.device, dh=(dh, h.shape), a=(a, h.shape), **of_state)
+    require_layouts(dh.dtype, dh.device, dh=(dh, h.shape), a=(a, h.shape), h0=(h0, (h.shape[0], *h.shape[2:])))
     dh, a, entering = last_dim_contiguous(dh), last_dim_contiguous(a), h0.float().contiguous()
     da, db, dh0 = empty_result(h, a.dtype), empty_result(h, a.dtype), torch.empty_like(entering)
     kernels, sizes, work = _kernels(h, a.dtype)
