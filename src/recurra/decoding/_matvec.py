@@ -308,12 +308,12 @@ _int4 = _panels(round_inputs, _tiles_of_int4, BLOCK, BLOCK_BYTES, RECORD)
 
 @compile_inline
 def _part(unit, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
-    """Give the first and the last output of a job, and where its room begins and ends."""
-    units, sums = (n_out + unit - 1) // unit, room + room_size * job
-    return unit * (units * job // jobs), min(n_out, unit * (units * (job + 1) // jobs)), sums, sums + room_size
+    """Give the first and the last output of a job, and where the room begins and ends."""
+    units = (n_out + unit - 1) // unit
+    return unit * (units * job // jobs), min(n_out, unit * (units * (job + 1) // jobs)), room, room + room_size
 
 
-# each fills the share of one of `jobs` jobs in y (vectors, n_out); `room` has `room_size` bytes for every job
+# each fills the share of one of `jobs` jobs in y (vectors, n_out); `room` has `room_size` bytes
 
 
 def _share_of_float32(w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
@@ -353,6 +353,7 @@ def matvec_kernel() -> Kernel:
     def multiply(address, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, jobs, share):  # type: ignore[no-untyped-def]
         """Fill y (vectors, n_out) from w and x (vectors, n_in), addresses."""
         for job in range(share[0], share[1]):
-            call(address, (w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
+            own = room + room_size * job
+            call(address, (w, scale, bias, x, y, vectors, n_in, n_out, own, room_size, job, jobs))
 
     return Kernel(multiply)

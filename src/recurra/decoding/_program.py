@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurra.decoding._instructions import ATTEND, LINEAR, PAST, UPDATE, C, Instruction, share_workspace, without_unused
 from recurra.decoding._lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
+from recurra.decoding._team import address_of_yield, sync_words
 from recurra.decoding._windows import Window
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.ops._toolkit.fork import is_forked_child
@@ -248,7 +249,7 @@ class StepProgram:
         self._table = _table(step.instructions, numbers, PAST if size > _CACHED else 0)
         self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
         self._work, self._room_size = _sizes(step.instructions)
-        self._room = torch.zeros(0, dtype=torch.float32, device="cpu")
+        self._room, self._sync = torch.zeros(0, dtype=torch.float32, device="cpu"), np.zeros(0, dtype=np.int64)
 
     def run(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Compute the outputs, which are new tensors; keys and values may be `Ragged`.
@@ -285,12 +286,15 @@ class StepProgram:
     def _execute(self) -> None:
         """Run the table over the memory that `_bases` names, whose last number says whether a token was missing."""
         jobs = 1 if is_forked_child() else torch.get_num_threads()
-        if len(self._room) < jobs * self._room_size // 4:
+        if len(self._sync) < sync_words(jobs):
             self._room = self._room.new_zeros(jobs * self._room_size // 4)
+            self._sync = np.zeros(sync_words(jobs), dtype=np.int64)
         addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
         room = self._room.data_ptr(), self._room_size
         missing = addresses[2] + 8 * (len(self._bases) - 1)
-        self._kernel(self._run_share, *addresses, missing, *room, jobs, jobs=jobs, work=self._work)
+        self._sync.fill(0)
+        meet = self._sync.ctypes.data, address_of_yield()
+        self._kernel(self._run_share, *addresses, missing, *room, *meet, jobs, jobs=jobs, work=self._work)
 
 
 def _table(instructions: Sequence[Instruction], numbers: dict[int, int], past: int) -> np.ndarray:

@@ -6,8 +6,6 @@ Everything else is a few thousand numbers in the cache for each row of the batch
 
 from functools import cache
 
-from numba import prange
-
 from recurra.decoding._codes import decode, encode
 from recurra.decoding._instructions import (
     ATTEND,
@@ -37,8 +35,9 @@ from recurra.decoding._instructions import (
     F,
     G,
 )
+from recurra.decoding._team import claim, finish, give_up, is_claimed, wait
 from recurra.decoding._tiles import apply, fence, gather, number, real, scatter, set_word, stream, word
-from recurra.ops._toolkit.launch import Apart, LoopKernel, call, compile_inline, compile_part
+from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_inline, compile_part
 from recurra.ops._toolkit.vector_math import divide, exp, sqrt
 from recurra.ops._toolkit.vectors import (
     WIDTH,
@@ -58,6 +57,8 @@ from recurra.ops._toolkit.vectors import (
 
 _SPLIT_FROM = 16_384
 """Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
+_FINE_FROM, _FINE = 1_000_000, 4
+"""From how many on each thread's share has several parts, so that threads which are ahead help those behind."""
 
 _AHEAD = 8 * WIDTH  # channels: how far ahead the modes of a selective scan are fetched, each row by itself
 _FLOATS, _ONE, _FOUR = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", 4 * WIDTH)
@@ -253,7 +254,7 @@ def _update(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-
     rows, n, width, n_decays = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2), word(row, SIZES + 3)
     a_by, kind, size = 0 if n_decays == 1 else 1, word(row, KIND), word(row, STRIDES)
     wide = (n * width + WIDTH - 1) // WIDTH * WIDTH
-    scratch = room + (job + 1) * room_size - 4 * wide
+    scratch = room + room_size - 4 * wide
     fits_long, fits_short = width % width_of(_LONG) == 0, width % width_of(_SHORT) == 0
     if not fits_short or _place(row, bases, G) % 64:
         kind &= ~PAST
@@ -360,36 +361,69 @@ def _run_share(row, bases, turn, room, room_size, job, jobs):  # type: ignore[no
 run_share = Apart(_run_share)
 
 
-@cache
-def step_kernel() -> LoopKernel:
-    """Give the kernel of (run, table, instructions, bases, missing, room, room_size, jobs).
+@compile_inline
+def _is_split(row, bases, threads):  # type: ignore[no-untyped-def]
+    return threads > 1 and word(row, OPCODE) != LOOK_UP and _work_of(row, bases) >= _SPLIT_FROM
 
-    All are addresses and counts; `run` is that of `run_share`. `jobs` is the number
-    of parts that a matrix is divided into; each has `room_size` bytes in `room`. `missing` becomes 1 if a run ends at a
-    row that does not exist.
+
+@compile_part
+def _walk(run, table, instructions, bases, missing, room, room_size, sync, give_way, thread, threads):  # type: ignore[no-untyped-def]
+    """Run what this thread claims: parts of an instruction that is split, or all of those between two such."""
+    at, first, end, turn, turns = 0, 0, 0, 0, 1
+    stage, parts, is_between, is_mine = 1, 0, False, False
+    while at < instructions:
+        row = table + 8 * WORDS * at
+        at += 1
+        if word(row, OPCODE) == REPEAT:
+            first, end, turn, turns = at, at + word(row, SIZES), 0, word(row, SIZES + 1)
+        elif _is_split(row, bases, threads):
+            if is_mine:
+                finish(sync)
+            is_between, is_mine = False, False
+            if not wait(sync, parts, give_way):
+                return
+            each = _FINE if _work_of(row, bases) >= _FINE_FROM else 1
+            job = claim(sync, thread, threads, stage, each)
+            while job >= 0:
+                call(run, (row, bases, turn, room, room_size, job, each * threads))
+                finish(sync)
+                job = claim(sync, thread, threads, stage, each)
+            stage, parts = stage + 1, parts + each * threads
+        else:
+            if not is_between:
+                if not wait(sync, parts, give_way):
+                    return
+                is_between, is_mine = True, is_claimed(sync, thread, stage)
+                stage, parts = stage + 1, parts + 1
+            if is_mine:
+                if word(row, OPCODE) != LOOK_UP:
+                    call(run, (row, bases, turn, room, room_size, 0, 1))
+                elif not _look_up(row, bases):
+                    set_word(missing, 1)
+                    give_up(sync)
+                    return
+        if at == end:
+            turn += 1
+            if turn < turns:
+                at = first
+            else:
+                turn, end = 0, 0
+    if is_mine:
+        finish(sync)
+
+
+@cache
+def step_kernel() -> Kernel:
+    """Give the kernel of (run, table, instructions, bases, missing, room, room_size, sync, give_way, threads).
+
+    All are addresses and counts; `run` is that of `run_share`. Each thread has `room_size` bytes in `room`, and they
+    meet in `sync` (see `_team`). `missing` becomes 1 if a run ends at a row that does not exist.
     """
 
-    def run_step(run, table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
-        at, first, end, turn, turns = 0, 0, 0, 0, 1
-        while at < instructions:
-            row = table + 8 * WORDS * at
-            at += 1
-            if word(row, OPCODE) == REPEAT:
-                first, end, turn, turns = at, at + word(row, SIZES), 0, word(row, SIZES + 1)
-            elif word(row, OPCODE) == LOOK_UP:
-                if not _look_up(row, bases):
-                    set_word(missing, 1)
-                    return
-            elif jobs == 1 or _work_of(row, bases) < _SPLIT_FROM:
-                call(run, (row, bases, turn, room, room_size, 0, 1))
-            else:
-                for job in prange(jobs):
-                    call(run, (row, bases, turn, room, room_size, job, jobs))
-            if at == end:
-                turn += 1
-                if turn < turns:
-                    at = first
-                else:
-                    turn, end = 0, 0
+    def run_step(run, table, instructions, bases, missing, room, room_size, sync, give_way, threads, share):  # type: ignore[no-untyped-def]
+        alone = share[1] - share[0] == threads
+        for thread in range(share[0], share[0] + 1 if alone else share[1]):
+            own, team = room + room_size * thread, 1 if alone else threads
+            _walk(run, table, instructions, bases, missing, own, room_size, sync, give_way, thread, team)
 
-    return LoopKernel(run_step)
+    return Kernel(run_step)
