@@ -64,6 +64,8 @@ def test_overrides_win_over_the_recipe_and_the_last_one_over_the_others(recipe):
     stacked = ["--model.mixer", "[a, b]", "--model.n_layer=2"]
     assert load_recipe(recipe("experiment: memory-horizon\n"), stacked).model.mixer == ["a", "b"]
     assert load_recipe(recipe(), ["--training.max_steps", "null"]).training.max_steps is None
+    of_nothing = recipe("{experiment: memory-horizon, training: {epochs: null}}")
+    assert load_recipe(of_nothing, ["--training.epochs=9"]).training.epochs == 9
 
 
 def test_entries_inside_of_entries_are_values(recipe):

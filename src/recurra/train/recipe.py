@@ -245,11 +245,12 @@ def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
         hint = did_you_mean(str(name), names)
         raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names), hint)}")
     known = set(_recipe_keys(name))
+    overridden = {word[2:].partition("=")[0] for word in overrides if word.startswith("--")}
     for key, value in flat(recipe):
         _require_known(path, key, known)
         if value != {} and any(other.startswith(key + ".") for other in known):
             raise RecipeError(f"{path}: {sentence(key, repr(value), 'a section with keys and values')}")
-        if value is None:
+        if value is None and key not in overridden:
             _require_nullable(path, key, sections_of(name))
     for word in overrides:
         if word.startswith("--"):
