@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from recurra.layers.transition import _MAGNITUDE_ACTIVATIONS, _TRANSITIONS, _Ring
 from recurra.mixers.base import create_mixer
@@ -93,3 +94,13 @@ def test_a_phase_shift_moves_all_phases_of_a_layer_by_less_than_a_step():
 def test_impossible_rings_are_refused(ring, message):
     with pytest.raises(ValueError, match=message):
         create_mixer("gateloop", 8, ring=ring)
+
+
+@pytest.mark.filterwarnings("ignore:.*(deprecated|migrat|quantize_per)")
+def test_a_model_that_torch_quantised_still_runs():
+    """`weight` and `bias` are methods of the layers that torch puts in the place of `nn.Linear`."""
+    model = LanguageModel(LanguageModelConfig(vocab_size=11, d_model=8, n_layer=1, mixer="gateloop"))
+    tokens = torch.randint(11, (2, 9))
+    expected, _ = model(tokens)
+    found, _ = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})(tokens)
+    assert (found - expected).norm() <= 0.1 * expected.norm()

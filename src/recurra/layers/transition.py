@@ -112,7 +112,8 @@ class DataTransition(_Transition):
     def forward(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Compute |a_n| and arg(a_n) in radians."""
         with without_autocast(x):
-            projected = self.projection(x.to(self.projection.bias.dtype))  # a packed weight has to be unpacked
+            bias = self.projection.bias  # a method where torch has quantised the layer; a packed weight has other types
+            projected = self.projection(x.to(bias.dtype if isinstance(bias, Tensor) else torch.float32))
         return self._polar(*projected.chunk(2, -1))
 
 
