@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune, spectral_norm
 
 from recurra.decoding._products import rounded
 from recurra.decoding.linear import BLOCK, DTYPES, MOST_VECTORS, DecodingLinear
@@ -268,3 +269,32 @@ def test_the_filters_of_hyena_are_not_rounded(numbers):
     assert kept
     for one, other in zip(kept, (module for module in packed.modules() if isinstance(module, ImplicitFilters))):
         assert torch.equal(one(), other())
+
+
+def replace_forward(layer):
+    layer.forward = lambda x: -type(layer).forward(layer, x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+        spectral_norm,  # of the older kind, which computes the weight in a hook
+        lambda layer: layer.register_forward_hook(lambda *given: -given[-1]),
+        replace_forward,
+    ],
+)
+def test_packing_drops_nothing_that_acts_on_calls(change):
+    model = LanguageModel(LanguageModelConfig(11, 11, 1, 8, 8, mixer="s5"))
+    change(model.head)
+    with pytest.raises(ValueError, match=r"^model is one with a hook or another forward on the Linear head; expected"):
+        pack_linear_layers(model)
+
+
+def test_packing_takes_hooks_where_it_replaces_nothing():
+    model, tokens = LanguageModel(LanguageModelConfig(11, 11, 1, 8, 8, mixer="s5")).eval(), torch.randint(11, (1, 3))
+    model.blocks[0].mixer.register_forward_hook(lambda *given: (-given[-1][0], given[-1][1]))
+    torch.testing.assert_close(pack_linear_layers(model)(tokens)[0], model(tokens)[0])
+    model.register_forward_hook(lambda *given: (-given[-1][0], given[-1][1]))
+    with pytest.raises(ValueError, match="on the LanguageModel; expected"):  # compiled prompts do not call it
+        pack_linear_layers(model)

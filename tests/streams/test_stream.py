@@ -41,6 +41,15 @@ def test_tokens_of_every_kind(gateloop, kind):
     assert torch.equal(Stream(gateloop).feed(kind(tokens)), Stream(gateloop).feed(tokens))
 
 
+def test_a_hook_on_the_model_acts_on_pieces_and_on_single_tokens():
+    model, tokens = build("gateloop"), draw_tokens(6)
+    model.register_forward_hook(lambda module, given, results: (results[0] / 2, results[1]))
+    expected = model(torch.tensor([tokens]))[0][0]
+    stream = Stream(model)
+    for piece in (slice(0, 5), slice(5, 6)):
+        torch.testing.assert_close(stream.feed(tokens[piece]), expected[piece][-1], **CLOSE)
+
+
 def test_text(gateloop, words):
     stream = Stream(gateloop, words)
     assert torch.equal(stream.feed("the dog\n"), Stream(gateloop).feed(words.encode("the dog\n")))

@@ -17,6 +17,7 @@ from recurra.layers.transition import DataTransition
 from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.slstm import SLSTM
+from recurra.models.shell import acts_on_calls
 from recurra.ops.cells.gru import Gates, GRUCell, RecurrentWeights, gru_after_products, gru_sequence_reference
 from recurra.ops.cells.orthogonal import NCGRUCell
 from recurra.ops.cells.slstm import SLSTMParts, slstm_after_products
@@ -148,13 +149,11 @@ def pack_linear_layers(
         in_place: pack the model itself, and free the weights of each layer before the next is packed.
 
     Raises:
-        ValueError: there is no such dtype, or a layer has an adapter, which would be dropped or made permanent.
+        ValueError: there is no such dtype; or a layer has an adapter, a hook or a replaced `forward` (pruning, weight
+            norm of the older kind), which would be dropped or made permanent.
     """
     require_literal(Numbers, dtype=dtype)
-    for name, module in model.named_modules():
-        if type(module).__module__.partition(".")[0] == "peft":
-            got = f"one with an adapter, the {type(module).__name__} {name}"
-            raise ValueError(sentence("model", got, "one without", "call merge_and_unload first"))
+    _require_plain(model, dtype)
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
     shared = {} if in_place else {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = model if in_place else copy.deepcopy(model, memo=shared)
@@ -175,6 +174,19 @@ def pack_linear_layers(
     _to_float32(twin)
     prepare_states(twin, kv_cache_dtype, state_dtype)
     return twin.eval()
+
+
+def _require_plain(model: nn.Module, dtype: str) -> None:
+    """Refuse what acts on the calls of modules that packed ones replace, or that a compiled prompt does not call."""
+    replaced = {nn.Linear, TiedLinear, Experts, type(model), *(_PACKED if dtype != "float32" else ())}
+    for name, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] == "peft":
+            got = f"one with an adapter, the {type(module).__name__} {name}"
+            raise ValueError(sentence("model", got, "one without", "call merge_and_unload first"))
+        if type(module) in replaced and acts_on_calls(module):
+            got = f"one with a hook or another forward on the {type(module).__name__} {name}".rstrip()
+            hint = "remove it, or make it permanent (as torch.nn.utils.prune.remove does)"
+            raise ValueError(sentence("model", got, "one without", hint))
 
 
 def _to_float32(model: nn.Module) -> None:

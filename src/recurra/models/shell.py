@@ -271,6 +271,11 @@ def _recomputed(forward: Callable[..., Any], checkpoint: Callable[..., Any], *gi
     return checkpoint(forward, *given, **named) if torch.is_grad_enabled() else forward(*given, **named)
 
 
+def acts_on_calls(module: nn.Module) -> bool:
+    """Whether calling the module does more than its class: it has hooks, or a `forward` of its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
 def mixers_with_transition(model: nn.Module) -> dict[int, nn.Module]:
     """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0."""
     blocks: Any = getattr(model, "blocks", ())

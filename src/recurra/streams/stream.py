@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require, sentence
+from recurra.models.shell import acts_on_calls
 from recurra.state import concatenate_alike, map_tensors, select, split
 from recurra.streams.continuation import (
     GeneratedText,
@@ -315,7 +316,8 @@ def feed_last(
 
 def _parts(model: nn.Module, tokens: Tensor) -> tuple[Callable[..., tuple[Tensor, Any]], Callable[[Tensor], Tensor]]:
     """Return what reads tokens, and what turns chosen steps of its outputs into logits."""
-    if tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head"):
+    has_parts = inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head")
+    if tokens.shape[1] > 1 and has_parts and not acts_on_calls(model):
         return model.hidden, model.head  # type: ignore[return-value]
     return model, Tensor.clone  # a copy: a view of the last steps would keep those of all steps alive
 
