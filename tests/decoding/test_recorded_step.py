@@ -34,6 +34,17 @@ def test_a_recorded_stream_is_the_models(mixer, dtype):
         assert all(map(torch.equal, tensors(other), tensors(state)))
 
 
+@pytest.mark.parametrize("token", [31, -1])
+def test_a_token_outside_the_vocabulary_is_named(token):
+    model, tokens = language_model("gateloop"), torch.tensor([[3]])
+    recorded = TracedStep(model, 31)
+    with torch.no_grad():
+        _, state = recorded(tokens)
+        with pytest.raises(IndexError, match=f"the id {token}; expected ids from 0 to 30"):
+            recorded(torch.full_like(tokens, token), state)
+        torch.testing.assert_close(recorded(tokens, state)[0], model(tokens, state)[0])
+
+
 def test_a_callers_autocast_does_not_stay():
     """The recording for two rows is made in the first call that has them."""
     model, tokens = language_model("retnet", n_heads=2), torch.randint(31, (2, 3))

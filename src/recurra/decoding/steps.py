@@ -63,7 +63,10 @@ class _TracedProgram:
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
         """Run the step; None for inputs that it does not take."""
-        return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
+        try:
+            return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
+        except RuntimeError:  # TorchScript's, with its traceback; the model says what it is, such as a token too large
+            return None
 
 
 class _CapturedProgram:
