@@ -96,6 +96,18 @@ def test_impossible_rings_are_refused(ring, message):
         create_mixer("gateloop", 8, ring=ring)
 
 
+@pytest.mark.parametrize(
+    ("ring", "message"),
+    [
+        ({"r_max": "0.9"}, r"ring\.r_max is '0.9', a str; expected a number"),
+        (3, "ring is 3, an int; expected entries with values"),
+    ],
+)
+def test_rings_of_a_wrong_type_are_refused(unchecked, ring, message):
+    with pytest.raises(TypeError, match=message):
+        create_mixer("gateloop", 8, ring=ring)
+
+
 @pytest.mark.filterwarnings("ignore:.*(deprecated|migrat|quantize_per)")
 def test_a_model_that_torch_quantised_still_runs():
     """`weight` and `bias` are methods of the layers that torch puts in the place of `nn.Linear`."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, require
+from recurra.checks import choose, fields_of, kind_of, require, require_number, sentence
 from recurra.layers.norms import at_least_float32
 from recurra.ops._operator import without_autocast
 
@@ -44,6 +44,7 @@ class _Ring:
     input_share: float = 0.1  # initial factor on the weights of the data; with 0 it does not depend on them at first
 
     def __post_init__(self) -> None:
+        require_number(**fields_of(self, "ring", *(field.name for field in fields(self))))
         require(0 < self.r_min < 1, "ring.r_min", self.r_min, "a number above 0 and below 1")
         require(self.r_min <= self.r_max < 1, "ring.r_max", self.r_max, f"at least r_min = {self.r_min} and below 1")
         for name in ("max_phase", "phase_shift", "input_share"):
@@ -153,6 +154,8 @@ def create_transition(
 ) -> DataTransition | _FixedTransition:
     """Make the transition that a mixer's options of these names describe."""
     choose("phase_activation", {"identity": None}, phase_activation)
+    if ring is not None and not isinstance(ring, Mapping):
+        raise TypeError(sentence("ring", f"{ring!r}, {kind_of(ring)}", "entries with values, as in {r_min: 0.9}"))
     for name in ring or ():
         choose("an entry of ring", {field.name: field for field in fields(_Ring)}, name)
     return choose("transition", _TRANSITIONS, transition)(
