@@ -27,8 +27,7 @@ from benchmarks.table import cpu_name, keep
 from benchmarks.timing import seconds_of
 from recurra._process import keep_large_blocks
 from recurra.decoding.linear import DTYPES
-from recurra.decoding.packing import pack_linear_layers
-from recurra.decoding.steps import TracedStep, prepare
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
@@ -96,9 +95,7 @@ def timed(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list
 def one_stream(forms: dict[str, Any], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Time steps of one stream in every form, and of GPT-2; and long prompts."""
     model, other = forms["as it is"], gpt2()
-    recorded = TracedStep(pack_linear_layers(model), VOCABULARY)
     streams: dict[str, Ours | Gpt2] = {f"GateLoop, {name}": Ours(form, 100) for name, form in forms.items()}
-    streams["GateLoop, float32, recorded, not compiled"] = Ours(recorded, 100)
     streams["GateLoop, float32, at 100,000 tokens"] = Ours(forms["float32"], 100_000)
     streams |= {f"GPT-2, {context:,} tokens in its cache": Gpt2(other, context) for context in CONTEXTS}
     times = timed({name: stream.step for name, stream in streams.items()} | {"sum": SUM}, rounds)

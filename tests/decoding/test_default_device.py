@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recurra.decoding.linear import DTYPES, DecodingLinear
-from recurra.decoding.steps import CompiledStep, TracedStep, prepare
+from recurra.decoding.steps import CompiledStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 
@@ -25,14 +25,13 @@ def test_a_linear_layer_is_the_same(numbers, elsewhere):
 
 @torch.no_grad()
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", [TracedStep, CompiledStep])
-def test_a_step_is_the_same(kind, weights, elsewhere):
+def test_a_step_is_the_same(weights, elsewhere):
     model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 8)).eval()
     tokens = torch.randint(11, (2, 1))
 
     def steps():
         prepared = prepare(model, weights)
-        step = kind(prepared.model, 11)
+        step = CompiledStep(prepared.model, 11)
         assert step.program(2) is not None
         y, state = step(tokens)
         return [y, step(tokens, state)[0]]

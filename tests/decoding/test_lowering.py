@@ -41,6 +41,19 @@ def selective_steps(x, step, h):
     return selective_scan(x, step.exp(), EIGENVALUES, b, c, h)
 
 
+def choices(x, y):
+    changed = x + 0
+    is_positive = changed > 0
+    changed.neg_()
+    infinite = torch.where(x > 0, y, y / 0.0)
+    return (
+        torch.where(is_positive, changed, y),
+        torch.where(y[:1] > 0, 1.5, x),
+        torch.where(x > 0, x, y[0, 0]),
+        infinite,
+    )
+
+
 X, Z, S, H = (3, 6), (3, 6, None), (2, 1, 6), (2, 6)  # None: complex
 scan = torch.ops.recurra.linear_scan
 
@@ -61,6 +74,7 @@ STEPS = {
     "sums": (lambda x: (x.sum(-1), x.sum(0, keepdim=True), x.sum((0, 2)), x.sum(), x.mean(1), x.amax(-1)), [(3, 4, 6)]),
     "running sums": (lambda x: (x[:1].cumsum(0), x[:, :1].cumsum(1)), [X]),
     "softmax": (lambda x: (x.softmax(-1), x.softmax(0)), [X]),
+    "choices": (choices, [(3, 6), (3, 6)]),
     "glu": (lambda x: (F.glu(x, -1), F.glu(x, 1)), [(3, 4, 6)]),
     "norms": (lambda x: (F.layer_norm(x.t(), (3,)), F.layer_norm(x, (6,), VECTOR, VECTOR)), [X]),
     "largest": (lambda x: (x.topk(2).values, x.gather(1, (-x).topk(6).indices), x[:, ::2].topk(1)[0] + 1), [X]),
@@ -182,7 +196,9 @@ def test_a_parameter_whose_memory_is_exchanged_stays_readable():
         (lambda x: (torch.native_layer_norm(x, (6,), None, None, 1e-5)[1] + 1,), "uses a result that no instruction"),
         (lambda x: (x * torch.ones(6, device="meta"),), "cannot be compiled|on meta"),
         (lambda x: (x.new_zeros(3, dtype=torch.int64) + x[0, :3],), r"a tensor is torch\.int64"),
-        (lambda x: (x > 0,), "no instruction for aten.gt"),
+        (lambda x: (x > 0,), "result that no instruction gives|torch.bool"),
+        (lambda x: (torch.where(x > 1, x, x + 1),), "a comparison with another number than 0"),
+        (lambda x: (torch.where(TABLE[:3] > 0, x, x + 1),), "a choice that is not between numbers above 0"),
         (lambda x: x.topk(2, largest=False)[:1], "a choice of the smallest numbers"),
         (lambda x: x.topk(2, 0)[:1], "along other dimensions than the last"),
         (lambda x: (x.gather(0, x[:, :3].topk(2).indices),), "numbers gathered from more than rows"),

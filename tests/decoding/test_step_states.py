@@ -1,4 +1,4 @@
-"""States that reach a recorded or compiled step: those that fit, however they lie in memory, and no others.
+"""States that reach a compiled step: those that fit, however they lie in memory, and no others.
 
 A compiled step reads addresses, so a state that is let in wrongly can end the process. The cases therefore run in a
 process of their own, which prints what became of each: "step" if the step gave the model's numbers without the model,
@@ -18,13 +18,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra import state as states
-from recurra.decoding.steps import CompiledStep, TracedStep
+from recurra.decoding.steps import CompiledStep
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import map_tensors, tensors
 
-pytestmark = pytest.mark.compile  # the other process runs without the shape checks, as tracing asks for
-
-FORMS = {"compiled": CompiledStep, "recorded": TracedStep}
+pytestmark = pytest.mark.compile  # the other process runs without the shape checks, as recording asks for
 
 
 class Other(NamedTuple):
@@ -101,7 +99,7 @@ class AskedTheModel(Exception):
     """The step handed its input to the model."""
 
 
-def outcome(step: TracedStep, change: Callable, rows: int) -> str:
+def outcome(step: CompiledStep, change: Callable, rows: int) -> str:
     """Tell what becomes of a changed state."""
     tokens = torch.randint(31, (rows, 1))
     _, state = step.model(torch.randint(31, (rows, 3)))  # after one token alone it would be real
@@ -130,15 +128,14 @@ def print_outcomes() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         model = LanguageModel(LanguageModelConfig(31, None, 2, 24, 41)).eval()
-        for form, make in FORMS.items():
-            step = make(model, 31)
-            for rows_name, rows in BATCHES.items():
-                for name, change in (FITTING | REFUSED).items():
-                    print(json.dumps([form, rows_name, name, outcome(step, change, rows)]), flush=True)
+        step = CompiledStep(model, 31)
+        for rows_name, rows in BATCHES.items():
+            for name, change in (FITTING | REFUSED).items():
+                print(json.dumps([rows_name, name, outcome(step, change, rows)]), flush=True)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory) -> dict[tuple[str, str, str], str]:
+def outcomes(tmp_path_factory) -> dict[tuple[str, str], str]:
     path = os.pathsep.join(map(str, (SOURCE, SOURCE.parent)))  # recurra, and what this file imports from tests
     code = f"import runpy; runpy.run_path({str(Path(__file__))!r})['print_outcomes']()"
     chosen = {"RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -150,11 +147,9 @@ def outcomes(tmp_path_factory) -> dict[tuple[str, str, str], str]:
 
 def test_states_that_fit_are_taken_and_all_others_left_to_the_model(outcomes):
     expected = {}
-    for form in FORMS:
-        for rows_name, rows in BATCHES.items():
-            expected |= dict.fromkeys([(form, rows_name, name) for name in FITTING], "step")
-            expected |= dict.fromkeys([(form, rows_name, name) for name in REFUSED], "model")
-            # by torch's operations: those that a recorded step runs, or those that fill up the rows
-            can_be_read = form == "recorded" or rows == 11
-            expected[form, rows_name, "zeros without memory"] = "step" if can_be_read else "model"
+    for rows_name, rows in BATCHES.items():
+        expected |= dict.fromkeys([(rows_name, name) for name in FITTING], "step")
+        expected |= dict.fromkeys([(rows_name, name) for name in REFUSED], "model")
+        # by torch's operations, those that fill up the rows
+        expected[rows_name, "zeros without memory"] = "step" if rows == 11 else "model"
     assert outcomes == expected

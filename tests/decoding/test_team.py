@@ -86,7 +86,8 @@ def test_a_thread_waits_for_a_part_that_another_has_begun(program):
     second = threading.Thread(target=step.walk, args=(1, 2))
     second.start()
     second.join(0.2)
-    assert second.is_alive() and step.out.isnan().all()
+    assert second.is_alive()
+    assert step.out.isnan().all()
     step.sync[0] = ENDED
     second.join()
     assert step.out.isnan().all()
@@ -109,4 +110,5 @@ def test_a_token_that_does_not_exist_ends_all_threads(program, first):
     step = Step(program, torch.full_like(tokens, ROWS), 2)
     step.walk(first, first + 1)
     step.walk(1 - first, 2 - first)
-    assert step.missing == 1 and step.out.isnan().all()
+    assert step.missing == 1
+    assert step.out.isnan().all()

@@ -2,7 +2,7 @@ from recurra._choices import DTYPES
 from recurra.decoding.linear import DecodingLinear
 from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.packing import pack_linear_layers
-from recurra.decoding.steps import CompiledStep, StateShapeChanges, TracedStep, prepare
+from recurra.decoding.steps import CompiledStep, StateShapeChanges, prepare
 
 __all__ = [
     "DTYPES",
@@ -10,7 +10,6 @@ __all__ = [
     "DecodingLinear",
     "StateShapeChanges",
     "StepNotCompiled",
-    "TracedStep",
     "pack_linear_layers",
     "prepare",
 ]

@@ -35,10 +35,24 @@ KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 """How a matrix keeps its numbers. In a table, the address of the function that multiplies by it stands for this."""
 
 FUNCTIONS = (
-    *("copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt"),
+    *(
+        "copy",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "maximum",
+        "minimum",
+        "where_positive",
+        "where_not_positive",
+        "neg",
+        "abs",
+        "sqrt",
+    ),
     *("exp", "sin", "cos", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "softplus", "expm1"),
 )
-"""What a MAP computes; its number is the place in this list. Functions of one argument ignore b."""
+"""What a MAP computes; its number is the place in this list. Functions of one argument ignore b. `where_positive` is a
+where b is above 0 and 0 elsewhere, `where_not_positive` the reverse."""
 LIGHT = FUNCTIONS[: FUNCTIONS.index("sqrt") + 1]
 """Those that take a fifth of the time of the others."""
 

@@ -70,6 +70,26 @@ RULES["aten.relu.default"] = _simple("maximum", 0.0)
 RULES["aten.clamp_min.default"] = _simple("maximum")
 
 
+@_rule("aten.gt.Scalar")
+def _gt(memory: StepMemory, out: Tensor, x: Tensor, bound: float) -> None:
+    if bound:
+        raise StepNotCompiled("a comparison with another number than 0")
+    kept = memory.scratch(x.shape)
+    memory.map("copy", kept, x)  # which a later operation may change in place
+    memory.compared[out.untyped_storage().data_ptr()] = kept
+
+
+@_rule("aten.where.self")
+def _where(memory: StepMemory, out: Tensor, condition: Tensor, x: Tensor, y: Tensor) -> None:
+    compared = memory.compared.get(condition.untyped_storage().data_ptr())
+    if compared is None:
+        raise StepNotCompiled("a choice that is not between numbers above 0 and others")
+    other = memory.scratch(out.shape)
+    memory.map("where_positive", out, x, compared)
+    memory.map("where_not_positive", other, y, compared)
+    memory.map("add", out, out, other)
+
+
 @_rule("aten.neg.default")
 def _neg(memory: StepMemory, out: Tensor, x: Tensor) -> None:
     _map(memory, "neg", out, x)
@@ -317,7 +337,7 @@ def _layer_norm(memory: StepMemory, outs: Sequence[Tensor], x: Tensor, shape: Se
     memory.normalise(outs[0], x, width, weight, bias, small)
 
 
-@_rule("aten.addmm.default")
+@_rule("aten.addmm.default", "aten.baddbmm.default")
 def _linear(
     memory: StepMemory, out: Tensor, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> None:

@@ -1,9 +1,9 @@
 """How threads share a compiled step: each walks through all of it and claims what nobody has claimed yet.
 
 A step is a sequence of stages, and a stage is some parts that may run at the same time. A thread begins a stage when
-all parts of the earlier ones are done. A barrier at each stage would wait until every thread has been there, which takes
-milliseconds if other programs use its core; here threads only wait for parts that have begun. A thread that comes late
-finds its parts done by the others, and one thread alone does all.
+all parts of the earlier ones are done. A barrier at each stage would wait until every thread has been there, which
+takes milliseconds if other programs use its core; here threads only wait for parts that have begun. A thread that comes
+late finds its parts done by the others, and one thread alone does all.
 
 The threads meet in `sync_words` int64 words: the number of parts that are done, and for each thread which of its own
 parts have been claimed, as the number of the stage and the next part. These numbers only grow during a step.

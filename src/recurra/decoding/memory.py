@@ -49,6 +49,8 @@ class StepMemory:
         self._inputs = set(self._written)
         self._met = set(self._written)
         self._codes: dict[int, Tensor] = {}
+        self.compared: dict[int, Tensor] = {}
+        """What is above 0 where a tensor of truth values, named by its storage, is true."""
         self.windows: list[list[Any]] = []
         """The storages of keys and values that an ATTEND reads and gives, and how many steps the latter may have."""
 

@@ -1,8 +1,9 @@
-"""Models prepared to run one step at a time: traced and compiled steps, CUDA graphs, and the choice between them."""
+"""Models prepared to run one step at a time: compiled steps, CUDA graphs, and the choice between them."""
 
 import math
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any, Literal, TypeAlias
@@ -28,8 +29,8 @@ from recurra.ops._toolkit.graphs import WARM_UPS, Capture, CudaCapture, Graph
 from recurra.state import Ragged, join, n_bytes, n_streams, select, tensors
 
 # A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than they
-# do. So the model's own forward runs once and its operations are recorded, by `torch.jit.trace` or as instructions of
-# one Numba function; later steps run that list. The recording is compared with the model before it is used.
+# do. So the model's own forward runs once and its operations are recorded, as instructions of one Numba function or as
+# a CUDA graph; later steps run that list. The recording is compared with the model before it is used.
 
 _MOST_ROWS = 4 * MOST_VECTORS
 """Rows of the largest batch that runs recorded steps, in pieces; above it torch's products over all rows are faster."""
@@ -48,25 +49,11 @@ _CHECKED_STEPS = 3
 
 
 class StateShapeChanges(ValueError):
-    """A model's steps cannot be traced."""
+    """A model's steps cannot be recorded."""
 
 
 class OtherNumbers(StateShapeChanges):
     """The results of a recorded step differ from the model's."""
-
-
-class _TracedProgram:
-    """A recorded step for one batch size, from tokens and state to logits and state, all as flat lists."""
-
-    def __init__(self, recording: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
-        self._recording, self._forms = recording, [form_of(tensor) for tensor in inputs]
-
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-        """Run the step; None for inputs that it does not take."""
-        try:
-            return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
-        except RuntimeError:  # TorchScript's, with its traceback; the model says what it is, such as a token too large
-            return None
 
 
 class _CapturedProgram:
@@ -101,26 +88,26 @@ class _CapturedProgram:
         return results
 
 
-_Program: TypeAlias = _TracedProgram | _CapturedProgram | StepProgram
+_Program: TypeAlias = _CapturedProgram | StepProgram
 
 
-class TracedStep(nn.Module):
-    """A model in evaluation mode that runs one token per row from a trace, and everything else itself.
+class RecordedStep(nn.Module, ABC):
+    """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
 
-    The step of one row is traced at construction, those of larger batches when they first occur: of 2 to 8, 12, 16, 24,
-    32, 48 and 64 rows, more than 8 only if their states have at most 1 GiB in all. A batch between two of these is
-    padded with copies of its last row, so a changing number of streams does not need a trace for each size; batches of
-    up to `_MOST_ROWS` rows run in pieces. All other inputs go through the model: several tokens per row, the first step
-    of a stream, and tokens or states that differ in form from those of the trace (the model refuses any that do not fit
-    it).
+    The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8, 12, 16,
+    24, 32, 48 and 64 rows, more than 8 only if their states have at most 1 GiB in all. A batch between two of these is
+    padded with copies of its last row, so a changing number of streams does not need a recording for each size; batches
+    of up to `_MOST_ROWS` rows run in pieces. All other inputs go through the model: several tokens per row, the first
+    step of a stream, and tokens or states that differ in form from the recorded ones (the model refuses any that do not
+    fit it).
     The model's weights must not change. Its attributes (`config`, `head`) are available here too.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`.
-        vocab_size: tokens are below it; a few are drawn to trace the step and to check it.
+        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
 
     Raises:
-        StateShapeChanges: a step cannot be traced, because it depends on numbers in the state that are not tensors (a
+        StateShapeChanges: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
             position that counts up) or because the state grows.
     """
 
@@ -219,17 +206,9 @@ class TracedStep(nn.Module):
             self._check(program, tokens[1:], like)
         return like, program
 
+    @abstractmethod
     def _record(self, tokens: Tensor, like: Any) -> _Program:
-        inputs = [tokens, *tensors(like)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about decisions in Python during the recording, which _check covers
-            try:
-                recording = torch.jit.trace(
-                    FlatCall(self.model, StateForm(like)).eval(), tuple(inputs), check_trace=False
-                )
-                return _TracedProgram(torch.jit.freeze(recording), inputs)
-            except Exception as error:  # whatever a model does with sizes, which are tensors in here
-                raise StateShapeChanges(f"a step of {type(self.model).__name__} cannot be recorded: {error}") from error
+        """Record the step that reads `tokens` from a state like this."""
 
     def _outline(self, state: Any) -> Any:
         """Put what must not change of each tensor of a state in its place: its shape and type."""
@@ -268,11 +247,11 @@ own, and by at most the limits below. Results of all zeros would differ by 1."""
 _FARTHEST, _FARTHEST_IF_ROUNDED = 0.01, 0.99
 
 
-class CompiledStep(TracedStep):
-    """A traced step that is compiled; float32, on the CPU.
+class CompiledStep(RecordedStep):
+    """A model whose recorded steps are instructions of one compiled function; float32, on the CPU.
 
     If a language model's recurrences have instructions for it, prompts of one stream of up to 15 tokens are also
-    compiled and read each weight once. Their results equal those of single steps, bit for bit. Each length is traced
+    compiled and read each weight once. Their results equal those of single steps, bit for bit. Each length is recorded
     when it first occurs.
 
     Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
@@ -285,10 +264,10 @@ class CompiledStep(TracedStep):
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are packed for
             decoding.
-        vocab_size: tokens are below it; a few are drawn to trace the step and to check it.
+        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
 
     Raises:
-        StateShapeChanges: a step cannot be traced (see `TracedStep`), or the compiled step gives different numbers.
+        StateShapeChanges: a step cannot be recorded (see `RecordedStep`), or the compiled step gives different numbers.
         StepNotCompiled: an operation has no instruction.
     """
 
@@ -380,18 +359,18 @@ class _Nudged(_Nudge, TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
 
 
-class CapturedStep(TracedStep):
+class CapturedStep(RecordedStep):
     """A model on a GPU whose recorded steps are CUDA graphs in one memory pool.
 
     Results are new tensors with the model's numbers, bit for bit, and no input is changed. All calls must be on one
     CUDA stream.
 
     Args:
-        model, vocab_size: as for `TracedStep`.
+        model, vocab_size: as for `RecordedStep`.
         capture: what captures; None for CUDA's graphs.
 
     Raises:
-        StateShapeChanges: as for `TracedStep`, or a step waits for the device or cannot be captured.
+        StateShapeChanges: as for `RecordedStep`, or a step waits for the device or cannot be captured.
     """
 
     def __init__(self, model: nn.Module, vocab_size: int, capture: Capture | None = None) -> None:
@@ -424,7 +403,7 @@ def prepare(
     in_place: bool = False,
     graphs: Literal["auto", "off", "on"] = "off",
 ) -> nn.Module:
-    """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
+    """Copy `model` with its linear layers packed for decoding, and compile its single steps if possible.
 
     The result is called like the model, under torch.no_grad(), returns states of the same form, and runs one stream or
     several at once, also at different positions. It does not follow later changes of the model's weights. A model with
@@ -468,14 +447,13 @@ def prepare(
         hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
     packed = pack_linear_layers(model, dtype, **states, in_place=in_place)
-    for form in (CompiledStep, TracedStep):
-        try:
-            return form(packed, vocab_size)
-        except (StepNotCompiled, StateShapeChanges) as error:
-            if isinstance(error, OtherNumbers):
-                warnings.warn(f"decoding without a {form.__name__}, slower: {error}", stacklevel=2)
-            if state_dtype != "float32":  # a conversion at every step would cost more than it saves
-                raise ValueError(sentence("state_dtype", state_dtype, "float32 for this model", str(error))) from error
+    try:
+        return CompiledStep(packed, vocab_size)
+    except (StepNotCompiled, StateShapeChanges) as error:
+        if isinstance(error, OtherNumbers):
+            warnings.warn(f"decoding without compiled steps, slower: {error}", stacklevel=2)
+        if state_dtype != "float32":  # a conversion at every step would cost more than it saves
+            raise ValueError(sentence("state_dtype", state_dtype, "float32 for this model", str(error))) from error
     return packed
 
 

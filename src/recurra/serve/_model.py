@@ -22,7 +22,7 @@ from recurra._choices import RECENT_TOKENS
 from recurra.checks import require, sentence
 from recurra.decoding._prompts import PromptReader
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.steps import CompiledStep, TracedStep, prepare
+from recurra.decoding.steps import CompiledStep, prepare
 from recurra.mixers.base import Dim
 from recurra.models.shell import mixers_with_transition, transition_of
 from recurra.serve._grammar import grammar_tokenizer
@@ -101,7 +101,7 @@ class ServedModel:
             identity += json.dumps(rounded, sort_keys=True)
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         self.runner: nn.Module = model if weights is None else prepare(model, weights, **rounded, in_place=in_place)
-        self.plain = cast(Any, self.runner.model if isinstance(self.runner, TracedStep) else self.runner)
+        self.plain = cast(Any, self.runner.model if isinstance(self.runner, CompiledStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)
         with torch.inference_mode():
@@ -116,7 +116,7 @@ class ServedModel:
         """Record prompts, steps of every batch size and the sampling kernel, so no stream has to wait for it later."""
         like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
         choose(like, [TokenChoice(SamplingConfig(), torch.Generator())])
-        if isinstance(self.runner, TracedStep):
+        if isinstance(self.runner, CompiledStep):
             for size in self.runner.sizes:
                 self.runner.program(size)
         _ = self._pieces

@@ -199,6 +199,10 @@ def write(name: str, builder: ir.IRBuilder, x: ir.Value, *others: ir.Value) -> i
         return getattr(builder, f"f{name}")(x, *others)
     if name in ("maximum", "minimum", "multiply_add"):
         return getattr(m, name)(x, *others)
+    if name in ("where_positive", "where_not_positive"):
+        zero = m.constant(0.0)
+        chosen = (x, zero) if name == "where_positive" else (zero, x)
+        return builder.select(builder.fcmp_ordered(">", others[0], zero), *chosen)
     return getattr(m, {"neg": "negative", "abs": "absolute"}.get(name, name))(x)
 
 

@@ -88,7 +88,7 @@ def slstm_after_products(
     """Take the same steps with `add_product` (H, B, 4 d), (H, B, d) -> (H, B, 4 d), which adds R h to the inputs."""
     steps = projected.permute(1, 3, 0, 2, 4).flatten(-2)  # L, H, B and the four of a head, as in R
     c, n, m, h = (x.transpose(0, 1) for x in state)
-    m = torch.where(n == 0, _NEVER, m)  # the first step's input gate is then the stabiliser
+    m = torch.where(n > 0, m, _NEVER)  # the first step's input gate is then the stabiliser
     outputs = []
     for inputs in steps.unbind(0):
         z, i, f, o = add_product(inputs, h).chunk(4, -1)
@@ -122,7 +122,7 @@ def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> 
     for part, first in zip(states, state):
         part[:, 0] = first.transpose(0, 1)
     starts = states[:, :, 0]
-    starts[2].masked_fill_(starts[1] == 0, _NEVER)
+    starts[2].masked_fill_(~(starts[1] > 0), _NEVER)
     panels, (sizes, work) = in_panels(weights), _sizes(length, batch, heads, size)
     slstm_forward(*addresses(gates, panels, *states), *sizes, **work)
     # Copies, which contiguous() does not make of one head: the caller may change y, and keeps the last state alone.
