@@ -56,6 +56,12 @@ def test_what_cannot_be_recorded_is_refused():
         CompiledStep(Counter().eval(), 31)
     with pytest.raises(ValueError, match="in training mode"):
         CompiledStep(language_model("gateloop").train(), 31)
+    hooked = language_model("gateloop")
+    hooked.register_forward_hook(lambda *_: None)
+    with pytest.raises(
+        ValueError, match=r"^model is a LanguageModel with a hook or another forward; expected one without"
+    ):
+        CompiledStep(hooked, 31)
 
 
 @pytest.mark.parametrize("mixer", ["rotary-attention", "relative-attention"])

@@ -99,6 +99,18 @@ def test_matrices_of_odd_sizes(numbers, threads):
         torch.testing.assert_close(result.double(), by_torch(layer, y), rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.parametrize("numbers", DTYPES)
+def test_products_of_different_numbers_of_vectors_in_one_room(numbers):
+    """A product finds whatever the one before left in the memory that it computes in."""
+    layer, inputs = DecodingLinear(nn.Linear(200, 100), numbers), [torch.randn(n, 200) for n in (4, 8, 1, 6, 40)]
+    memory, outs = StepMemory(inputs), [torch.empty(len(x), 100) for x in inputs]
+    memory.constant(layer.stored), memory.constant(layer.scale), memory.constant(layer.bias)
+    for x, out in zip(inputs, outs):
+        memory.linear(out, x, layer.stored, layer.scale, layer.bias)
+    for x, result in zip(inputs, run(memory, inputs, outs)):
+        torch.testing.assert_close(result.double(), by_torch(layer, x), rtol=1e-5, atol=3e-6)
+
+
 @pytest.mark.parametrize("shape", [(20_011,), (3, 7001), (2, 3, 5, 700)])
 @pytest.mark.parametrize("is_reduced", [False, True])
 def test_large_maps_over_threads(shape, is_reduced, threads):

@@ -44,7 +44,7 @@ class Step:
         self.out, self.missing = torch.full((ROWS, WIDTH), torch.nan), torch.zeros(1, dtype=torch.int64)
         self.bases = np.array([0, tokens.data_ptr(), self.out.data_ptr(), 0], dtype=np.int64)
         self.sync = np.zeros(sync_words(threads), dtype=np.int64)
-        self.room = torch.zeros(threads * program._room_size // 4)
+        self.room = torch.full((threads * program._room_size // 4,), torch.nan)
         arguments = (
             *(program._run_share, program._table.ctypes.data, len(program._table), self.bases.ctypes.data),
             *(self.missing.data_ptr(), self.room.data_ptr(), program._room_size),

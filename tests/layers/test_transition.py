@@ -99,6 +99,7 @@ def test_impossible_rings_are_refused(ring, message):
 @pytest.mark.parametrize(
     ("ring", "message"),
     [
+        ({"r_min": None}, r"ring\.r_min is None, None; expected a number"),
         ({"r_max": "0.9"}, r"ring\.r_max is '0.9', a str; expected a number"),
         (3, "ring is 3, an int; expected entries with values"),
     ],

@@ -12,7 +12,7 @@ from recurra.streams.stream import Stream, Streams
 
 from .conftest import VOCABULARY
 
-pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
+pytestmark = pytest.mark.compile  # while torch records, its tracer stands between the shape checks and their tensors
 
 
 def prepared(model, weights="float32", kind=Stream):

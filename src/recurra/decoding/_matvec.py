@@ -119,7 +119,7 @@ _MANY = 18  # vectors: with more, the first tiles share the fetching of the next
 def room_bytes(vectors: int, n_in: int) -> int:
     """Give the room that a job needs for products of up to this many vectors of up to `n_in` numbers.
 
-    It holds the sums of a panel (zero between products), a block of int4 expanded to int8, and last the sums of rows or
+    It holds the sums of a panel, a block of int4 expanded to int8, and last the sums of rows or
     the rounded inputs of the latest product.
     """
     blocks = (n_in + BLOCK - 1) // BLOCK
@@ -217,7 +217,7 @@ def _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end):  # t
 
 @compile_inline
 def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-untyped-def]
-    """Write a panel's outputs from its sums, and set these to zero."""
+    """Write a panel's outputs from its sums."""
     last = min(n_out, first + PANEL)
     for vector in range(vectors):
         start, at = vector * n_out, PANEL * vector - first
@@ -229,7 +229,6 @@ def _finish(sums, scale, bias, y, vectors, n_out, first):  # type: ignore[no-unt
         while i < last:
             _put(load(sums, at + i, _ONE), scale, bias, y, start, i)
             i += 1
-        store(sums, PANEL * vector, _WIDE, zeros(_WIDE))
 
 
 def _tiles_of(six_of_many: Any, six: Any, four: Any, two: Any, one: Any) -> Any:
@@ -291,6 +290,8 @@ def _panels(rounded: Any, tiles: Any, length: int, size: int, record: int) -> An
         records = end - step * vectors
         rounded(x, n_in, vectors, records)
         for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
+            for vector in range(vectors):
+                store(sums, PANEL * vector, _WIDE, zeros(_WIDE))
             for block in range(blocks):
                 done = block * (BLOCK // length)
                 count, at = min(BLOCK // length, parts - done), w + size * (panel * parts + done)

@@ -287,7 +287,7 @@ class StepProgram:
         """Run the table over the memory that `_bases` names, whose last number says whether a token was missing."""
         jobs = 1 if is_forked_child() else torch.get_num_threads()
         if len(self._sync) < sync_words(jobs):
-            self._room = self._room.new_zeros(jobs * self._room_size // 4)
+            self._room = self._room.new_empty(jobs * self._room_size // 4)
             self._sync = np.zeros(sync_words(jobs), dtype=np.int64)
         addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
         room = self._room.data_ptr(), self._room_size

@@ -11,16 +11,15 @@ parts have been claimed, as the number of the stage and the next part. These num
 
 import ctypes
 import os
-import platform
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from recurra.ops._toolkit.launch import call, compile_inline, compile_part
+from recurra.ops._toolkit.vectors import call_llvm
 
 _LINE = 16
 """Words from one thread's to the next: two cache lines, since processors fetch pairs."""
@@ -84,11 +83,11 @@ def _pause(typing_context: Any) -> Any:
     """Tell the processor that this thread waits for another."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
-        is_arm = platform.machine().lower() in ("arm64", "aarch64")
-        arguments = [ir.Constant(ir.IntType(32), 1)] if is_arm else []
-        kind = ir.FunctionType(ir.VoidType(), [one.type for one in arguments])
-        name = "llvm.aarch64.hint" if is_arm else "llvm.x86.sse2.pause"
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+        architecture = context.codegen().magic_tuple()[0].partition("-")[0]
+        if architecture in ("x86_64", "i686"):
+            call_llvm(builder, "x86.sse2.pause", ir.VoidType())
+        elif architecture in ("aarch64", "arm64"):
+            call_llvm(builder, "aarch64.hint", ir.VoidType(), ir.Constant(ir.IntType(32), 1))
 
     return types.void(), generate
 

@@ -151,7 +151,7 @@ def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> N
     x = x.resolve_neg().contiguous()
     vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
     room_size = room_bytes(min(vectors, _TOGETHER), n_in)
-    room = x.new_zeros(jobs * room_size // 4)
+    room = x.new_empty(jobs * room_size // 4)
     for first in range(0, vectors, _TOGETHER):
         matvec_kernel()(
             *(multiply_share[kind].address, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),

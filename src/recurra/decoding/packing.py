@@ -177,8 +177,8 @@ def pack_linear_layers(
 
 
 def _require_plain(model: nn.Module, dtype: str) -> None:
-    """Refuse what acts on the calls of modules that packed ones replace, or that a compiled prompt does not call."""
-    replaced = {nn.Linear, TiedLinear, Experts, type(model), *(_PACKED if dtype != "float32" else ())}
+    """Refuse what acts on the calls of modules that packed ones replace."""
+    replaced = {nn.Linear, TiedLinear, Experts, *(_PACKED if dtype != "float32" else ())}
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "peft":
             got = f"one with an adapter, the {type(module).__name__} {name}"

@@ -23,7 +23,7 @@ from recurra.decoding.memory import StepNotCompiled
 from recurra.decoding.packing import pack_linear_layers
 from recurra.layers.quantization import dequantized
 from recurra.mixers.base import Mixer
-from recurra.models.shell import LanguageModelShell
+from recurra.models.shell import LanguageModelShell, acts_on_calls
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops._toolkit.graphs import WARM_UPS, Capture, CudaCapture, Graph
 from recurra.state import Ragged, join, n_bytes, n_streams, select, tensors
@@ -269,9 +269,13 @@ class CompiledStep(RecordedStep):
     Raises:
         StateShapeChanges: a step cannot be recorded (see `RecordedStep`), or the compiled step gives different numbers.
         StepNotCompiled: an operation has no instruction.
+        ValueError: the model is in training mode, or has a hook or a replaced `forward`, which prompts would leave out.
     """
 
     def __init__(self, model: nn.Module, vocab_size: int) -> None:
+        if acts_on_calls(model):  # which prompts read by `hidden` would leave out
+            got = f"a {type(model).__name__} with a hook or another forward"
+            raise ValueError(sentence("model", got, "one without", "remove it"))
         super().__init__(model, vocab_size)
         self.prompts: PromptReader | None = None
         """Reads prompts of one stream by compiled programs; None if the model is no language model."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, fields_of, kind_of, require, require_number, sentence
+from recurra.checks import choose, kind_of, require, require_number, sentence
 from recurra.layers.norms import at_least_float32
 from recurra.ops._operator import without_autocast
 
@@ -44,7 +44,7 @@ class _Ring:
     input_share: float = 0.1  # initial factor on the weights of the data; with 0 it does not depend on them at first
 
     def __post_init__(self) -> None:
-        require_number(**fields_of(self, "ring", *(field.name for field in fields(self))))
+        require_number(**{f"ring.{field.name}": getattr(self, field.name) for field in fields(self)})
         require(0 < self.r_min < 1, "ring.r_min", self.r_min, "a number above 0 and below 1")
         require(self.r_min <= self.r_max < 1, "ring.r_max", self.r_max, f"at least r_min = {self.r_min} and below 1")
         for name in ("max_phase", "phase_shift", "input_share"):
