@@ -49,7 +49,7 @@ def choices(x, y):
     return (
         torch.where(is_positive, changed, y),
         torch.where(y[:1] > 0, 1.5, x),
-        torch.where(x > 0, x, y[0, 0]),
+        torch.where(x.relu() > 0, x, y[0, 0]),
         infinite,
     )
 
