@@ -71,12 +71,19 @@ def quick_interpreter() -> Iterator[None]:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.numel, self.shape = shapes[key]
 
-    broadcast = TritonSemantic.broadcast_impl_value
+    def are_alike(lhs, rhs):  # blocks of one type and one size share their shape, by `type_of_block`
+        return all(isinstance(x, tl.tensor) and x.type.is_block() for x in (lhs, rhs)) and (
+            lhs.type.shape is rhs.type.shape
+        )
+
+    broadcast, convert = TritonSemantic.broadcast_impl_value, TritonSemantic.binary_op_type_checking_impl
 
     def broadcast_unlike(self, lhs, rhs):
-        if lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape.values == rhs.type.shape.values:
-            return lhs, rhs
-        return broadcast(self, lhs, rhs)
+        return (lhs, rhs) if are_alike(lhs, rhs) else broadcast(self, lhs, rhs)
+
+    def convert_unlike(self, lhs, rhs, *rules, **named):
+        is_quotient = any(rules[3:]) or named.get("div_or_mod")  # of halves, it is in float32
+        return (lhs, rhs) if are_alike(lhs, rhs) and not is_quotient else convert(self, lhs, rhs, *rules, **named)
 
     def in_range(self, lhs, rhs, binary_op):
         of = lhs.type.scalar
@@ -93,5 +100,6 @@ def quick_interpreter() -> Iterator[None]:
         patch.setattr(tl.block_type, "__init__", type_of_block)
         patch.setattr(tl.tensor, "__init__", tensor)
         patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_unlike)
+        patch.setattr(TritonSemantic, "binary_op_type_checking_impl", convert_unlike)
         patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", in_range)
         yield

@@ -39,14 +39,27 @@ def refusal(name, pieces):
     return ""
 
 
+def start(name, problem):
+    """Make the mixer of a problem and its state."""
+    torch.manual_seed(0)
+    module = create_mixer(name, 8, **problem["options"])
+    return module, type(module.initial_state(2))(*problem["state"])
+
+
+def load_kernels(problems):
+    """Run all mixers once, so that ranks, which are forked after that, find kernels compiled and modules imported."""
+    for name, problem in problems.items():
+        module, state = start(name, problem)
+        *_, loss = case(module, problem["x"], state, slice(None))
+        loss.backward()
+
+
 def solve(pieces, problems):
     """Run all problems as one of the ranks that share a sequence."""
     rank, world, results = pieces.rank, pieces.count, {}
     for name, problem in problems.items():
-        torch.manual_seed(0)
-        module = create_mixer(name, 8, **problem["options"])
+        module, state = start(name, problem)
         edges = [0, *torch.tensor(problem["lengths"][world]).cumsum(0).tolist()]
-        state = type(module.initial_state(2))(*problem["state"])
         shared = SequenceParallel(module, pieces.group)
         x, state, y, last, loss = case(shared, problem["x"], state, slice(edges[rank], edges[rank + 1]))
         if rank == world - 1:  # and through the last state
@@ -70,12 +83,16 @@ def solve(pieces, problems):
 
 def main():
     folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    problems = torch.load(folder / "problems.pt")
+    load_kernels(problems)
     children = []
     for rank in range(RANKS):
         children.append(os.fork())
         if children[-1] == 0:
             try:
-                run(rank, folder)
+                run(rank, folder, problems)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -83,12 +100,9 @@ def main():
     assert not any(statuses)
 
 
-def run(rank, folder):
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
+def run(rank, folder, problems):
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=240))
-    problems = torch.load(folder / "problems.pt")
     two = dist.new_group([0, 1])
     torch.save(solve(Pieces.of(dist.group.WORLD), problems), folder / f"{RANKS}-{rank}.pt")
     if rank < 2:

@@ -32,9 +32,10 @@ def test_transforms_are_right():
     ("mode", "compiler"),
     # Inductor has no code for complex numbers: modes in plain torch only go through the tracer
     [
-        ("fused", "inductor"),
-        pytest.param("scan", "inductor", marks=pytest.mark.slow),
+        ("fused", "aot_eager"),
+        pytest.param("fused", "inductor", marks=pytest.mark.slow),
         ("scan", "aot_eager"),
+        pytest.param("scan", "inductor", marks=pytest.mark.slow),
         pytest.param("recurrent", "aot_eager", marks=pytest.mark.slow),
         pytest.param("attention", "aot_eager", marks=pytest.mark.slow),
     ],

@@ -130,18 +130,43 @@ def test_code_of_another_signature_or_of_older_sources_is_not_run(folder):
     assert _KeyedFiles(str(folder), "kernel", (1, 3)).load("float") is None
 
 
-PRODUCTS = """
-import os, torch
-from recurra.decoding.linear import DecodingLinear
-torch.set_num_threads(1)
-torch.manual_seed(0)
-layer, x = torch.nn.Linear(200, 150).requires_grad_(False), torch.randn(3, 200)
-for kind in os.environ["KINDS"].split():
-    assert (DecodingLinear(layer, kind)(x) - layer(x)).abs().max() < 0.1, kind
+PARTS = """
+from recurra.ops._toolkit.launch import compile_function, compile_part
+
+def fibonacci(start):
+    @compile_part
+    def number(n):
+        return start if n < 2 else number(n - 1) + number(n - 2)
+    return number
+
+ones, twos = fibonacci(1), fibonacci(2)
+
+@compile_function
+def of_ones(n):
+    return ones(n)
+
+@compile_function
+def of_twos(n):
+    return twos(n)
 """
 
 
 def test_kernels_of_several_processes_keep_their_own_parts(folder, run_python):
     """Each of the first two compiles a kernel whose parts have the names of the other's; the others read both."""
-    for kinds in ("int8", "bfloat16", "int8 bfloat16", "bfloat16 int8"):
-        run_python(PRODUCTS, KINDS=kinds, NUMBA_CACHE_DIR=str(folder))
+    (folder / "parts.py").write_text(PARTS)
+    program = """
+    import os, sys
+    import recurra.ops._toolkit.launch
+    sys.path.insert(0, ".")
+    expected = {"of_ones": 21, "of_twos": 42}
+    for names in (["of_ones"], ["of_twos"], ["of_ones", "of_twos"], ["of_twos", "of_ones"]):
+        child = os.fork()
+        if not child:
+            import parts
+            kernels = [getattr(parts, name) for name in names]
+            assert [kernel(7) for kernel in kernels] == [expected[name] for name in names], names
+            assert len(names) == 1 or all(sum(kernel.stats.cache_hits.values()) == 1 for kernel in kernels)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, names
+    """
+    run_python(program, NUMBA_CACHE_DIR=str(folder))

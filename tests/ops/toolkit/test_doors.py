@@ -105,7 +105,7 @@ def test_a_door_lets_nothing_through_that_the_operator_would_refuse(monkeypatch,
     monkeypatch.setattr(gate_loop_operator, "needs_gradient", lambda *_: True)  # past the shorter way of one channel
     function(**good)
     assert came, "the call must reach an operator"
-    for changes in itertools.product([None, *itertools.product(good, CHANGES)], repeat=2):
+    for changes in itertools.combinations_with_replacement([None, *itertools.product(good, CHANGES)], 2):
         given = dict(good)
         for name, change in filter(None, changes):
             with contextlib.suppress(IndexError):  # nothing left to change

@@ -136,16 +136,17 @@ def test_gru(compiled, target, number, size):
     ("target", "case", "is_pipelined"),
     [
         (80, "selective scan of 16 modes, float32", True),
-        (90, "selective scan of 16 modes, bfloat16", False),  # a thread reads less than the 4 bytes of cp.async
+        # a thread reads less than the 4 bytes of cp.async
+        pytest.param(90, "selective scan of 16 modes, bfloat16", False, marks=pytest.mark.slow),
         pytest.param(90, "selective scan of 128 modes, float32", True, marks=pytest.mark.slow),
-        (90, "delta rule of 64, float32", True),
+        pytest.param(90, "delta rule of 64, float32", True, marks=pytest.mark.slow),
         (80, "delta rule of 128, float32", True),
         (80, "delta rule of 64 by channel, float32", True),
         pytest.param(90, "delta rule of 256 by channel, float32", True, marks=pytest.mark.slow),
         (80, "delta rule of 128 in chunks, by channel", False),  # and the walk is pipelined, its preparation is not
         pytest.param(90, "delta rule of 128 in chunks, by channel, backward", False, marks=pytest.mark.slow),
         pytest.param(80, "delta rule of 64 in chunks, backward", False, marks=pytest.mark.slow),
-        (90, "delta rule of 64 in chunks", False),
+        pytest.param(90, "delta rule of 64 in chunks", False, marks=pytest.mark.slow),
         pytest.param(80, "delta rule of 256, float32", True, marks=pytest.mark.slow),
     ],
 )
