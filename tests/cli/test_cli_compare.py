@@ -113,7 +113,8 @@ SIZES = {
 
 @pytest.mark.parametrize("equal", SIZES)
 def test_a_width_makes_another_mixer_as_large(recipe, trained, capsys, equal):
-    Path(recipe).write_text(Path(recipe).read_text().replace("d_model: 8", "d_model: 20"))
+    text = Path(recipe).read_text().replace("n_layer: 2", "n_layer: 1").replace("d_model: 8", "d_model: 20")
+    Path(recipe).write_text(text)
     with pytest.raises(SystemExit):
         main(["compare", recipe, "--mixers", "gateloop,min-gru", "--equal", equal, "--seeds", "1"])
     (own, _), (other, _) = trained
@@ -154,6 +155,9 @@ def test_the_closest_width_is_one_that_the_mixer_allows():
     assert [compare._closest_width(parameters, 310, 4, start) for start in (4, 24, 400)] == [36] * 3
     assert [compare._closest_width(parameters, 300, 4, start) for start in (4, 24, 400)] == [24] * 3
     assert [compare._closest_width(parameters, 1, 4, start) for start in (4, 24, 400)] == [12] * 3
+    asked: list[int] = []
+    assert compare._closest_width(lambda width: asked.append(width) or 10 * width, 5000, 4, 400) == 500
+    assert len(asked) < 20  # of 125 that are narrower
     with pytest.raises(ValueError, match=r"model\.d_model is 4 and above, refused; expected a width that the mixer"):
         compare._closest_width(lambda width: None, 5, 4, 4)
 

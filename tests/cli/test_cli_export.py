@@ -1,6 +1,5 @@
 """`recurra export`: a run in the form of other programs."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,18 +34,21 @@ RUNS = {
 }
 
 
-def _trained(name: str, folder: Path) -> str:
-    return train_on_text(folder, "run", *RUNS[name])
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> str:
-    return _trained("words", tmp_path_factory.mktemp("words"))
+def runs(tmp_path_factory) -> dict[str, str]:
+    """The folders of finished runs by name."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: train_on_text(folder, name, *run) for name, run in RUNS.items()}
+
+
+@pytest.fixture
+def run(runs) -> str:
+    return runs["words"]
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_transformers_loads_what_was_exported(name, tmp_path, capsys):
-    run = _trained(name, tmp_path)
+def test_transformers_loads_what_was_exported(name, runs, tmp_path, capsys):
+    run = runs[name]
     capsys.readouterr()
     assert main(["export", "hf", run, str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
@@ -72,9 +74,9 @@ def test_transformers_loads_what_was_exported(name, tmp_path, capsys):
     assert capsys.readouterr().out.strip() == tokenizer.decode(generated).strip()
 
 
-def test_a_file_for_llama_cpp_has_the_text_of_the_run(tmp_path, capsys):
+def test_a_file_for_llama_cpp_has_the_text_of_the_run(runs, tmp_path, capsys):
     pytest.importorskip("gguf", reason="needs the extra hf: pip install recurra[hf]")
-    run, file, back = _trained("mamba", tmp_path), str(tmp_path / "model.gguf"), str(tmp_path / "back")
+    run, file, back = runs["mamba"], str(tmp_path / "model.gguf"), str(tmp_path / "back")
     capsys.readouterr()
     differences = []
     for words in (["export", "gguf", run, file, "--type", "q8_0"], ["convert", run, file, "--force"]):

@@ -56,8 +56,9 @@ def test_a_run_is_served_logged_and_kept_until_a_signal(run, tmp_path):
             model="tiny", messages=[{"role": "user", "content": "the court"}], max_tokens=2
         )
     assert chat.choices[0].finish_reason == "length"
-    httpx.post(f"{url}/v1/sessions", json={"name": "a"}).raise_for_status()
-    httpx.post(f"{url}/v1/sessions/a/feed", json={"text": "the market"}).raise_for_status()
+    with httpx.Client(base_url=url, verify=False) as client:
+        client.post("/v1/sessions", json={"name": "a"}).raise_for_status()
+        client.post("/v1/sessions/a/feed", json={"text": "the market"}).raise_for_status()
     program.send(signal.SIGTERM)
     ended = program.wait()
     assert "Traceback" not in ended.said

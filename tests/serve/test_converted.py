@@ -122,7 +122,7 @@ def converted(request, tmp_path_factory) -> Converted:
     return Converted(*request.param, tmp_path_factory.mktemp(request.param[0]))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(converted):
     with Running(Service([converted.served], ServeSettings(), threads=1)) as running:
         yield running.client()

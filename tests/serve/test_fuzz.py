@@ -76,4 +76,4 @@ def fuzz(running, n_requests: int, paths: tuple[str, ...] = ()) -> int:
 
 def test_a_sample_of_wrong_requests(serving):
     paths = ("/v1/completions", "/v1/chat/completions", "/v1/sessions/{name}/generate", "/v1/sessions")
-    assert fuzz(serving(api_keys=(MINE, YOURS), max_tokens=200), 52, paths) > 10
+    assert fuzz(serving(api_keys=(MINE, YOURS), max_tokens=200), 32, paths) > 6

@@ -24,9 +24,8 @@ CHAT = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def api(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def api(server) -> openai.OpenAI:
+    return server.openai_client("none")
 
 
 def expected(models, prompt: str, n: int, seed: int = 0, temperature: float = 1.0) -> str:

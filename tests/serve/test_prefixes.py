@@ -65,12 +65,12 @@ def afresh(served: ServedModel, request: Request) -> list:
 def test_any_prefix_gives_the_same_bits_under_any_load(served, rounds):
     """Prompts that leave each other at any token, at any time: log-probabilities and last states do not change."""
     base, requests, chance = some(400, 0), [], random.Random(0)
-    for number in range(40):
+    for number in range(24):
         prompt = [*base[: chance.choice([0, 5, 15, 16, 17, 100, 101, 300, 390])], *some(chance.randint(1, 60), number)]
         requests.append(wish(served, prompt, details=LOGPROBS))
         rounds.run(requests[-1], rounds=chance.randint(0, 3))
     rounds.run()
-    assert sum(request.n_cached > 0 for request in requests) > 15
+    assert sum(request.n_cached > 0 for request in requests) > 9
     for request in requests:
         assert found(rounds, request) == afresh(served, request)
 
@@ -131,7 +131,7 @@ def test_long_prompts_leave_states_on_the_way(served, rounds):
 def test_a_chat_pays_for_its_new_tokens_alone(served, rounds):
     """An answer is read in the background: its state is the one that reading gives."""
     text, new = some(40, 0), 0
-    for turn in range(20):
+    for turn in range(8):
         request = wish(served, text, 20, details=LOGPROBS)
         rounds.run(request)
         assert request.n_cached == (new and len(text) - 21)
@@ -302,6 +302,15 @@ def cached_after_restart(models, file, **settings) -> int:
         return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.fixture(scope="module")
+def saved(models, tmp_path_factory) -> bytes:
+    """A sessions file with the prefix of a prompt, as a server has left it."""
+    file = tmp_path_factory.mktemp("saved") / "sessions.sqlite"
+    assert cached_after_restart(models, file) == 0
+    assert cached_after_restart(models, file) == 115
+    return file.read_bytes()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -312,10 +321,9 @@ def cached_after_restart(models, file, **settings) -> int:
         "UPDATE prefixes SET digest = x''",
     ],
 )
-def test_prefixes_survive_a_restart_unless_they_are_damaged_or_foreign(models, tmp_path, damage):
+def test_prefixes_survive_a_restart_unless_they_are_damaged_or_foreign(models, saved, tmp_path, damage):
     file = tmp_path / "sessions.sqlite"
-    assert cached_after_restart(models, file) == 0
-    assert cached_after_restart(models, file) == 115
+    file.write_bytes(saved)
     with sqlite3.connect(file) as database:
         database.execute(damage)
     database.close()

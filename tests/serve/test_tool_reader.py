@@ -51,6 +51,11 @@ def test_a_huge_argument():
         assert (name, json.loads(arguments)) == ("weather", {"city": text})
 
 
+def test_a_call_that_is_nested_too_deep_stays_text():
+    text = '<tool_call>{"a": ' + "[" * 1500 + "]" * 1500 + "}</tool_call>"
+    assert read(AnswerForm("none", "json", TOOLS), [text]) == [("False", text)]
+
+
 def test_the_time_to_read_an_answer_is_linear():
     """Counted in characters that are looked at: texts of tags that never end."""
     size = 20_000

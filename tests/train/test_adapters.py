@@ -1,5 +1,6 @@
 """Fine-tuning adapters on a published Mamba: small checkpoints, exact resuming, merged weights wherever it is read."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,12 +27,20 @@ SHAPE = {
 }
 
 
-@pytest.fixture
-def recipe(tmp_path) -> Path:
-    """A recipe for a published model, which lies beside it as transformers has it."""
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """A published model, as transformers has it."""
     tokenizer = BytePairEncoding.train([TEXT], 260)
     model = LanguageModel(LanguageModelConfig(len(tokenizer), None, **SHAPE))
-    to_huggingface(PortableModel(model, tokenizer), tmp_path / "mamba")
+    folder = tmp_path_factory.mktemp("published") / "mamba"
+    to_huggingface(PortableModel(model, tokenizer), folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(published, tmp_path) -> Path:
+    """A recipe for a copy of it, which lies beside the recipe."""
+    shutil.copytree(published, tmp_path / "mamba")
     (tmp_path / "text").mkdir()
     for split in ("train", "valid", "test"):
         (tmp_path / "text" / f"{split}.txt").write_text(TEXT)

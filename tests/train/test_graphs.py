@@ -42,7 +42,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_graphs_train_as_eager_updates_do_bit_for_bit(make_trainer, name):
     """A carried state, dropout, tied weights, batches of two lengths, and a learning rate that changes."""
-    settings = {"epochs": 3, **SETTINGS[name]}
+    settings = {"epochs": 2, **SETTINGS[name]}
     eager, graphs = make_trainer("eager", **settings), with_graphs(make_trainer("graphs", **settings))
     capture = graphs.graphs.capture
     for trainer in (eager, graphs):
@@ -87,8 +87,10 @@ def test_the_targets_that_count_change_from_update_to_update(make_trainer, monke
 
 
 @pytest.mark.parametrize("case", benchmark.CASES)
-def test_recipes_with_muon_train_alike(case, tmp_path):
+def test_recipes_with_muon_train_alike(case, monkeypatch):
     """GateLoop through a change of the window's length, and CRT-GRU with its memory carried."""
+    monkeypatch.setattr(benchmark, "UPDATES", 16)  # the length changes after 10
+    monkeypatch.setattr(benchmark, "BATCHES", 8)
     with benchmark.corpus(True) as text:
         found = benchmark.measured(case, text, dry=True)
     assert found["eager_repeats"]

@@ -78,11 +78,11 @@ class CountingData:
 
 @pytest.fixture
 def make_levelled(make_trainer):
-    """make_levelled(name): a run over 24 epochs of `Counting`, with its checkpoints and records"""
+    """make_levelled(name): a run over 8 epochs of `Counting`, with its checkpoints and records"""
 
     def make(name: str) -> Trainer:
         like = make_trainer(
-            name, epochs=24, save_every=3, keep_checkpoints=200, eval_every=200, optimizer={"learning_rate": 0.1}
+            name, epochs=8, save_every=3, keep_checkpoints=200, eval_every=200, optimizer={"learning_rate": 0.1}
         )
         return Trainer(like.experiment, like.folder, evaluate, open_data=lambda *_: CountingData())
 

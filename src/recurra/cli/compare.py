@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -187,7 +188,7 @@ def _closest_width(size: Callable[[int], int | None], target: int, unit: int, st
     least = bisect_left(range(1, high), True, key=lambda n: from_on(n)[1] >= target) + 1
     near = [from_on(least)]
     below = ((n * unit, size(n * unit)) for n in range(least - 1, 0, -1))
-    near += [(width, number) for width, number in below if number is not None][:1]
+    near += islice(((width, number) for width, number in below if number is not None), 1)
     return min(near, key=lambda one: (abs(one[1] - target), one[0]))[0]
 
 

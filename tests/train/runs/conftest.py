@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.scored_runs import scored  # noqa: F401
-from tests.small_figures import dots_per_inch, small_figures  # noqa: F401
+from tests.small_figures import dots_per_inch, small_figures, unrendered_figures  # noqa: F401
 
 from recurra.cli import main
 

@@ -31,6 +31,7 @@ def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path)
     assert all(file.stat().st_size > 1000 for file in files)
 
 
+@pytest.mark.usefixtures("unrendered_figures")
 def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_another_is_given(copies):
     (copies["video"] / "eval-test.json").write_text(
         '{"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}}'
