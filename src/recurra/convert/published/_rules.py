@@ -461,7 +461,7 @@ def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place:
 
 
 def places_of(names: Iterable[str], rules: Sequence[Rule]) -> list[Place]:
-    """Find the first rule that matches each name; a large model has thousands, so those of other blocks are not tried."""
+    """Find the first rule that matches each name; large models have thousands: those of other blocks are not tried."""
     blocks = [_block_in(rule.own) for rule in rules]
     tried: dict[str | None, list[Rule]] = {}
     places = []
