@@ -47,7 +47,7 @@ RECIPES = [
     *(f"{path}#{name}" for path in FAMILIES for name in variants(path)),
 ]
 OF_EACH_FILE = {next(recipe for recipe in RECIPES if recipe.partition("#")[0] == str(path)) for path in FILES}
-QUICK = OF_EACH_FILE | {*RECIPES[::5]}
+QUICK = OF_EACH_FILE | {*RECIPES[::20]}
 """Recipes that are built by default; the others are with `-m slow`."""
 VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000, "my-text": 50_277}
 
@@ -136,7 +136,7 @@ def test_every_recipe_takes_every_mixer():
         if model.get("mixer_options"):
             distinct.setdefault(json.dumps([model.get(key) for key in ("mixer", "mixer_options", "d_model")]), content)
     pairs = itertools.product(distinct.values(), recurra.list_mixers())
-    for recipe, mixer in itertools.islice(pairs, 0, None, 7):  # all of them take seconds
+    for recipe, mixer in itertools.islice(pairs, 0, None, 23):  # all of them take seconds
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = recipe_family._with_mixer_of({"mixer": mixer}, recipe)["model"]

@@ -124,7 +124,6 @@ class Case(NamedTuple):
     takes_no_steps: bool = True
     traced_steps: int = 3  # the compiler unrolls them; two calls fill a window or segment and begin the next
     pieces: tuple[int, ...] = (1, 1, 2, 3, 5, 7, 16, 17, 31)  # of the cuts: beyond any window, segment and vector
-    n_drawn: int = 2  # cuts, beside those that every case has
 
 
 # These models compute a segment of 4 steps after the other and remember 6: 9 steps cross all that there is to cross.
@@ -181,10 +180,9 @@ def _mixer_cases() -> list[Case]:
             build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
             cases.append(Case("-".join(filter(None, [name, variant])), build, _channels))
         # one block; stacks of several are the other models', and of different mixers, the hybrid's
-        # One cut is drawn: those that matter to the mixer are drawn for the mixer itself.
         options = {"mixer": name, "mixer_options": OPTIONS.get(name, {}), "n_layer": 1}
         build = lambda options=options: build_model("recurrent", **options)  # noqa: E731
-        cases.append(Case(f"language-model-{name}", build, _tokens, n_drawn=1))
+        cases.append(Case(f"language-model-{name}", build, _tokens))
     cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
     return [*cases, Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels)]
 

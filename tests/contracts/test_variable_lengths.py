@@ -3,8 +3,6 @@
 import jaxtyping
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from tests.contracts.conftest import of_each_kind
 
 from recurra import state as states
@@ -12,8 +10,6 @@ from recurra.layers.embeddings import IGNORED_TARGET
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 N_ROWS = 3
-LENGTHS = st.lists(st.integers(0, 9), min_size=N_ROWS, max_size=N_ROWS)
-SIDES = ("left", "right", "anywhere")
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +38,15 @@ def nothing(x):
     return torch.nan if x.is_floating_point() else IGNORED_TARGET
 
 
-def start(case, module, in_the_middle):
-    """None, or the state of a batch from earlier in a stream, with tensors that record gradients."""
-    if not in_the_middle:
-        return None
+def start(case, module):
+    """The state of a batch from earlier in a stream, with tensors that record gradients."""
     with torch.no_grad():
         _, state = module(case.draw(N_ROWS, 5))
     return states.map_tensors(lambda tensor: tensor.clone().requires_grad_(), state)
 
 
 def row_of(state, row):
-    return None if state is None else states.select(state, slice(row, row + 1))
+    return states.select(state, slice(row, row + 1))
 
 
 def gradients(outputs, lasts, leaves):
@@ -77,57 +71,39 @@ def assert_rows_are_equal(module, leaves, outputs, last, expected_outputs, expec
 
 
 def test_padding_changes_no_row(case, module):
-    """Two padded calls, one going on from the other, beside every row alone in one call without padding."""
-
-    @settings(max_examples=1, derandomize=True)  # beside those named: all lengths 0
-    @given(first=LENGTHS, second=LENGTHS, side=st.sampled_from(SIDES), in_the_middle=st.booleans())
-    @example(first=[4, 0, 1], second=[0, 0, 9], side="anywhere", in_the_middle=True)
-    @example(first=[6, 0, 9], second=[2, 8, 1], side="right", in_the_middle=True)
-    def check(first, second, side, in_the_middle):
-        entering = start(case, module, in_the_middle)
-        leaves, inputs, masks, outputs, state = [*states.tensors(entering)], [], [], [], entering
-        for lengths in (first, second):
-            mask = mask_of(lengths, side)
-            x = draw(case, *mask.shape)
-            padded = torch.where(mask.view(*mask.shape, *[1] * (x.dim() - 2)), x, nothing(x))
-            y, state = module(padded, state, mask=mask)
-            assert y.shape[:2] == mask.shape
-            assert not y[~mask].any()
-            leaves += [x] if x.requires_grad else []
-            inputs.append(x)
-            masks.append(mask)
-            outputs.append(y)
-        rows = [torch.cat([y[row][mask[row]] for y, mask in zip(outputs, masks)]) for row in range(N_ROWS)]
-        alone = [torch.cat([x[row][mask[row]] for x, mask in zip(inputs, masks)]) for row in range(N_ROWS)]
-        pairs = [module(x[None], row_of(entering, row)) for row, x in enumerate(alone)]
-        assert_rows_are_equal(module, leaves, rows, state, [y[0] for y, _ in pairs], [last for _, last in pairs])
-
-    check()
+    """Three padded calls, each going on from the one before, beside every row alone in one call without padding."""
+    leaves, inputs, masks, outputs, state = [], [], [], [], None
+    for lengths, side in (([0, 0, 0], "left"), ([6, 0, 9], "right"), ([4, 8, 0], "anywhere")):
+        mask = mask_of(lengths, side)
+        x = draw(case, *mask.shape)
+        padded = torch.where(mask.view(*mask.shape, *[1] * (x.dim() - 2)), x, nothing(x))
+        y, state = module(padded, state, mask=mask)
+        assert y.shape[:2] == mask.shape
+        assert not y[~mask].any()
+        leaves += [x] if x.requires_grad else []
+        inputs.append(x)
+        masks.append(mask)
+        outputs.append(y)
+    rows = [torch.cat([y[row][mask[row]] for y, mask in zip(outputs, masks)]) for row in range(N_ROWS)]
+    alone = [torch.cat([x[row][mask[row]] for x, mask in zip(inputs, masks)]) for row in range(N_ROWS)]
+    pairs = [module(x[None]) for x in alone]
+    assert_rows_are_equal(module, leaves, rows, state, [y[0] for y, _ in pairs], [last for _, last in pairs])
 
 
 def test_packed_sequences_are_run_apart(case, module):
-    """Two packed calls, one going on from the other, beside every sequence alone in one call."""
-
-    @settings(max_examples=1, derandomize=True)  # beside those named: all lengths 0
-    @given(first=LENGTHS, second=LENGTHS, in_the_middle=st.booleans())
-    @example(first=[7, 2, 5], second=[3, 6, 4], in_the_middle=True)
-    @example(first=[0, 4, 0], second=[1, 0, 0], in_the_middle=False)
-    def check(first, second, in_the_middle):
-        entering = start(case, module, in_the_middle)
-        leaves, inputs, outputs, state = [*states.tensors(entering)], [], [], entering
-        for lengths in (first, second):
-            x = draw(case, 1, sum(lengths))
-            borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            y, state = module(x, state, cu_seqlens=borders)
-            assert y.shape[:2] == x.shape[:2]
-            leaves += [x] if x.requires_grad else []
-            inputs.append(x[0].split(lengths))
-            outputs.append(y[0].split(lengths))
-        pairs = [module(torch.cat(parts)[None], row_of(entering, row)) for row, parts in enumerate(zip(*inputs))]
-        rows = [torch.cat(parts) for parts in zip(*outputs)]
-        assert_rows_are_equal(module, leaves, rows, state, [y[0] for y, _ in pairs], [last for _, last in pairs])
-
-    check()
+    """Three packed calls, each going on from the one before, beside every sequence alone in one call."""
+    leaves, inputs, outputs, state = [], [], [], None
+    for lengths in ([0, 4, 2], [7, 3, 5], [0, 0, 0]):
+        x = draw(case, 1, sum(lengths))
+        borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        y, state = module(x, state, cu_seqlens=borders)
+        assert y.shape[:2] == x.shape[:2]
+        leaves += [x] if x.requires_grad else []
+        inputs.append(x[0].split(lengths))
+        outputs.append(y[0].split(lengths))
+    pairs = [module(torch.cat(parts)[None]) for parts in zip(*inputs)]
+    rows = [torch.cat(parts) for parts in zip(*outputs)]
+    assert_rows_are_equal(module, leaves, rows, state, [y[0] for y, _ in pairs], [last for _, last in pairs])
 
 
 def pieces_alone(module, x, cuts, state):
@@ -139,7 +115,7 @@ def pieces_alone(module, x, cuts, state):
 
 def test_a_reset_is_a_cut(case, module):
     """Two calls, one going on from the other, the second with padding; a cut may be at a step that does not count."""
-    entering = start(case, module, in_the_middle=True)
+    entering = start(case, module)
     lengths, cuts = (8, 6), ([[3, 5], [0], []], [[], [1, 4], [2]])
     mask = torch.ones(N_ROWS, 6, dtype=torch.bool)
     mask[1, 3:5], mask[2, :3] = False, False
@@ -166,7 +142,7 @@ def test_a_reset_is_a_cut(case, module):
 
 
 def test_a_row_of_padding_keeps_its_state(case, module):
-    entering = start(case, module, in_the_middle=True)
+    entering = start(case, module)
     mask = mask_of([0, 3, 0], "right")
     _, last = module(case.draw(*mask.shape), entering, mask=mask)
     for row in (0, 2):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from recurra import state as states
+from recurra.decoding import _windows
 from recurra.decoding._program import StepProgram, lower_step
 from recurra.decoding._states import prepare_states
 from recurra.decoding.packing import pack_linear_layers
@@ -43,11 +44,11 @@ def hybrid(name="groups", other="gated-delta-net"):
     return LanguageModel(config).eval()
 
 
-def compiled(model):
-    """A compiled step, and the calls that go through the model."""
+def compiled(model, *batches):
+    """A compiled step, recorded for one row and for these batches, and the calls that go through the model."""
     step, calls = CompiledStep(model, 31), []
-    for rows in (1, 2, 3, 12, 16):
-        step.program(rows)
+    for rows in batches:
+        step.program(min(size for size in step.sizes if size >= rows))
     step.model.register_forward_hook(lambda *_: calls.append(1))
     return step, calls
 
@@ -64,13 +65,14 @@ def assert_same_state(mine, right, tolerance):
     ("name", "cache"),
     [(name, cache) for name in HYBRIDS for cache in ("float32", "int8") if cache == "float32" or "latent" not in name],
 )
-def test_a_stream_is_the_models(name, cache):
-    """Of 160 steps: the windows slide, and the memory behind a state is exchanged for a larger one."""
+def test_a_stream_is_the_models(name, cache, monkeypatch):
+    """Of 100 steps: the windows slide, and the memory behind a state is exchanged for a larger one."""
+    monkeypatch.setattr(_windows, "_LEAST_ROOM", 16)
     model = pack_linear_layers(hybrid(name), kv_cache_dtype=cache)
     (step, calls), state, other = compiled(copy.deepcopy(model)), None, None
     # a code between two others may be rounded to either, and moves what follows by a 127th of the largest number
     tolerance = 5e-6 if cache == "float32" else 0.02
-    for piece in torch.randint(31, (1, 160)).split([3, *[1] * 90, 20, *[1] * 47], 1):
+    for piece in torch.randint(31, (1, 100)).split([60, *[1] * 34, 3, *[1] * 3], 1):
         expected, state = model(piece, state)
         logits, other = step(piece, other)
         assert (logits - expected).abs().max() <= tolerance * expected.abs().max()
@@ -79,12 +81,15 @@ def test_a_stream_is_the_models(name, cache):
 
 
 @pytest.mark.parametrize(
-    ("name", "cache"),
-    [(name, cache) for name in ("groups", "odd", "beside") for cache in ("float32", "int8")] + [("latents", "float32")],
+    ("name", "cache", "rows"),
+    [
+        *((name, cache, 11) for name in ("groups", "odd", "beside") for cache in ("float32", "int8")),
+        *(("groups", cache, rows) for cache in ("float32", "int8") for rows in (3, 16)),
+        ("latents", "float32", 11),
+    ],
 )
-@pytest.mark.parametrize("rows", [3, 11, 16])
 def test_streams_at_different_positions_are_each_what_they_are_alone(name, cache, rows):
-    step, calls = compiled(pack_linear_layers(hybrid(name), kv_cache_dtype=cache))
+    step, calls = compiled(pack_linear_layers(hybrid(name), kv_cache_dtype=cache), rows)
     alone = [step.model(torch.randint(31, (1, 1 + 7 * number)))[1] for number in range(rows)]
     together = states.batch(alone)
     assert isinstance(together, Ragged)
@@ -105,7 +110,7 @@ def test_streams_at_different_positions_are_each_what_they_are_alone(name, cache
 
 
 def test_streams_that_join_others():
-    step, calls = compiled(pack_linear_layers(hybrid()))
+    step, calls = compiled(pack_linear_layers(hybrid()), 2, 3)
     singles = [step.model(torch.randint(31, (1, length)))[1] for length in (4, 9, 9)]
     one, two = step(torch.tensor([[1], [2]]), states.batch(singles[:2]))[1], singles[2]
     calls.clear()
@@ -162,7 +167,7 @@ def test_states_that_the_model_refuses():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_step_copies_no_keys(rows):
     """Those of the last state are continued where they are."""
-    step, _ = compiled(pack_linear_layers(hybrid()))
+    step, _ = compiled(pack_linear_layers(hybrid()), rows)
     _, state = step(torch.ones(rows, 1, dtype=torch.int64), step.model(torch.ones(rows, 3, dtype=torch.int64))[1])
     places = set()
     for _ in range(20):
@@ -237,7 +242,7 @@ def test_matrices_in_int16(mixer):
     exact = LanguageModel(config).eval()
     model = pack_linear_layers(exact, state_dtype="int16")
     (step, calls), state, other, right = compiled(copy.deepcopy(model)), None, None, None
-    for tokens in torch.randint(31, (1, 60)).split([3, *[1] * 50, 7], 1):
+    for tokens in torch.randint(31, (1, 22)).split([3, *[1] * 12, 7], 1):
         expected, state = model(tokens, state)
         logits, other = step(tokens, other)
         reference, right = exact(tokens, right)

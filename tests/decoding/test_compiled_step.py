@@ -74,15 +74,11 @@ def count_model_calls(compiled):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_several_rows_have_a_program(mixer):
-    assert CompiledStep(pack_linear_layers(language_model(mixer, **MIXERS[mixer])), 31).program(3) is not None
-
-
-@pytest.mark.parametrize("mixer", MIXERS)
 def test_a_compiled_stream_is_the_models(mixer):
     model = pack_linear_layers(language_model(mixer, **MIXERS[mixer]))
     compiled, state, other = CompiledStep(model, 31), None, None
-    for piece in torch.randint(31, (1, 35)).split([3, 1, 1, 1, 5, *[1] * 22, 2], dim=1):
+    assert compiled.program(3) is not None
+    for piece in torch.randint(31, (1, 19)).split([3, 1, 1, 1, 5, *[1] * 6, 2], dim=1):
         expected, state = model(piece, state)
         logits, other = compiled(piece, other)
         assert type(other) is type(state)

@@ -22,10 +22,10 @@ def n_bytes(*tensors):
     return sum(storages.values())
 
 
-@pytest.fixture
-def source(tmp_path):
-    """A published Granite in bfloat16, without experts, and with a tokenizer."""
-    path = tmp_path / "source"
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A published Granite in bfloat16, without experts, and with a tokenizer; to be read."""
+    path = tmp_path_factory.mktemp("source")
     model = peer("granite-dense", vocab_size=264, head_dim=8).bfloat16()
     with torch.no_grad():
         for parameter in model.parameters():
