@@ -461,24 +461,14 @@ def weights_by_their_names(model: nn.Module, rules: Sequence[Rule], *, in_place:
 
 
 def places_of(names: Iterable[str], rules: Sequence[Rule]) -> list[Place]:
-    """Find the first rule that matches each name; large models have thousands: those of other blocks are not tried."""
-    blocks = [_block_in(rule.own) for rule in rules]
-    tried: dict[str | None, list[Rule]] = {}
+    """Find the first rule that matches each name."""
+    patterns = [re.compile(rule.own) for rule in rules]  # more than re remembers
     places = []
     for own in names:
-        block = _block_in(own)
-        if block not in tried:
-            tried[block] = [rule for rule, its_block in zip(rules, blocks) if its_block in (None, block)]
-        rule, match = next((rule, match) for rule in tried[block] if (match := re.fullmatch(rule.own, own)))
-        theirs = tuple(match.expand(name) if "\\" in name else name for name in rule.theirs)
-        places.append(Place(own, theirs, rule))
+        matches = ((rule, pattern.fullmatch(own)) for rule, pattern in zip(rules, patterns))
+        rule, match = next((rule, match) for rule, match in matches if match)
+        places.append(Place(own, tuple(match.expand(name) for name in rule.theirs), rule))
     return places
-
-
-def _block_in(name: str) -> str | None:
-    """Return the number of the block that a parameter, or a rule's pattern, belongs to."""
-    match = re.match(r"blocks\\?\.(\d+)\\?\.", name)
-    return match and match[1]
 
 
 def listed(names: Sequence[str]) -> str:
