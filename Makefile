@@ -6,10 +6,8 @@ READY  := $(VENV)/.ready
 # The order of the tests and of sets: `make test SEED=N` repeats both. The examples: "explore" draws new ones.
 SEED     := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
 EXAMPLES := repeatable
-# One thread for each worker: two thread pools on the same cores slow each other down. One worker more than there are
-# cores, because tests of servers, browsers and killed runs wait.
-WORKERS  := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) \
+# One worker per core, with one thread each: two thread pools on the same cores slow each other down.
+TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
 .PHONY: demo test test-all test-ten mutants check aarch64 bench bench-peers peers llama gpu-wheels faults faults-sample format clean web docs dist try-wheel
